@@ -12,7 +12,7 @@ import pytest
 from feedq.control import reconcile
 from feedq.control.store import migrate
 from feedq.local.postgres import Postgres
-from tests.contract.harness import Harness, PostgresHarness
+from tests.contract.harness import Harness
 from tests.contract.jobs_harness import JobsHarness
 
 
@@ -33,15 +33,7 @@ def _unswept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def harness(control_database_url: str) -> Iterator[Harness]:
-    made = PostgresHarness(control_database_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def postgres_harness(control_database_url: str) -> Iterator[PostgresHarness]:
-    """With what only PostgreSQL has."""
-    made = PostgresHarness(control_database_url)
+    made = Harness(control_database_url)
     yield made
     made.close()
 

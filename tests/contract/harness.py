@@ -6,7 +6,6 @@ A harness also makes the rows that tests start from, in as few words as possible
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -70,53 +69,215 @@ def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **c
     return Progress(*key, cursor=cursor, error=error, **{**values, **changes})
 
 
-class Harness(ABC):
-    """A store with nothing in it, swept just now."""
+EMPTY = """
+DO $$
+DECLARE
+    used record;
+BEGIN
+    -- Without foreign keys, tables can be emptied in any order.
+    SET LOCAL session_replication_role = replica;
+    -- Most tests leave most tables as they were, and few rows in the others: to delete these is five times faster
+    -- than to truncate their tables.
+    FOR used IN
+        SELECT oid::regclass AS name, pg_relation_size(oid) <= 65536 AS is_small FROM pg_class
+        WHERE relnamespace = 'feedq'::regnamespace AND relkind = 'r'
+            AND relname NOT IN ('alembic_version', 'fleet', 'installation') AND pg_relation_size(oid) > 0
+    LOOP
+        EXECUTE CASE WHEN used.is_small THEN 'DELETE FROM ' || used.name
+            ELSE 'TRUNCATE ' || used.name || ' CASCADE' END;
+    END LOOP;
+    PERFORM setval(s.oid::regclass, 1, false) FROM pg_class s
+        JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
+        WHERE s.relkind = 'S' AND s.relnamespace = 'feedq'::regnamespace;
+END $$;
+UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = feedq.clock(),
+    server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0,
+    sweep_at = feedq.clock(), active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
+"""
 
-    store: PostgresStore
 
-    @abstractmethod
-    def elapse(self, seconds: float) -> None:
-        """Let time pass for everything in the database (but not for the server's own start)."""
+WAIT_FOR_ROWS_S = 10.0
+"""Longer than any test holds a row that another statement is to wait for, on a busy machine."""
 
-    @abstractmethod
-    def put_clock_back(self, seconds: float) -> None:
-        """Set the database's clock back."""
 
-    @abstractmethod
-    def make_sweep_due(self) -> None: ...
+class Harness:
+    """A store on a migrated database, which it empties first, swept just now.
 
-    @abstractmethod
-    def check_liveness(self) -> int:
-        """One look of the elected beat; how many workers it found crashed."""
+    One takes over the sessions of the one before: to open them anew takes longer than most tests do.
+    """
 
-    shortest_ttl_s = 0.0
-    """Where real time passes beside the time that is made to, tiny durations would be missed on a busy machine."""
+    shortest_ttl_s = 6.0
+    """Real time passes beside the time that is made to: tiny durations would be missed on a busy machine."""
+    pools: ClassVar[dict[str, deque[tuple[psycopg2.extensions.connection, float]]]] = {}
+    connections: ClassVar[dict[str, psycopg2.extensions.connection]] = {}
 
-    @abstractmethod
-    def is_due(self, *, settle_s: float = 3600.0) -> bool:
-        """Whether a look finds that a pass should run because of the time."""
-
-    @abstractmethod
-    def wakes(self, act: Callable[[], object]) -> bool:
-        """Whether this asks for a pass."""
-
-    @abstractmethod
-    def await_unlocked(self, worker: Worker) -> None:
-        """Wait until the sessions that were closed are gone on the server, too."""
-
-    @abstractmethod
-    def delete_lease(self, feed_id: int) -> None: ...
-
-    @abstractmethod
-    def break_sessions(self, worker: Worker) -> None: ...
-
-    @abstractmethod
-    def dirty_feeds(self) -> int:
-        """How many feeds a pass would look at."""
+    def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:
+        self.url = url
+        self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
+        database = self.store._database
+        if url not in self.pools:
+            self.wait_for_rows(WAIT_FOR_ROWS_S)
+        database._idle = self.pools.setdefault(url, database._idle)
+        self.execute(EMPTY)
 
     def close(self) -> None:
+        """Leaves its sessions to the next one, if they are all there and at rest."""
+        there = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        ((count,),) = self.execute(f"{there} AND application_name = 'feedq'")
+        if count != len(self.store._database._idle):
+            self.end_sessions()
+
+    def end_sessions(self) -> None:
+        """Whoever asks again opens new ones."""
         self.store.close()
+        if self.url in self.connections:
+            self.connections.pop(self.url).close()
+
+    def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
+        """In a transaction of its own, by a session that is opened anew where a test has ended it."""
+        for _ in range(2):
+            if self.url not in self.connections or self.connections[self.url].closed:
+                self.connections[self.url] = psycopg2.connect(self.url)
+            connection = self.connections[self.url]
+            try:
+                with connection, connection.cursor() as cursor:
+                    cursor.execute(sql, parameters)
+                    return list(cursor.fetchall()) if cursor.description else []
+            except (psycopg2.OperationalError, psycopg2.InterfaceError):
+                if not connection.closed:
+                    raise
+        raise AssertionError("the database ends each session")
+
+    def wait_for_rows(self, seconds: float) -> None:
+        """Say for how long a statement waits for rows that somebody has locked, before it goes on without them."""
+        for function in ("lock_leases(bigint[])", "lock_workers(uuid[])"):
+            self.execute(f"ALTER FUNCTION feedq_1.{function} SET lock_timeout = '{1000 * seconds:.0f}ms'")
+
+    def make_sweep_due(self) -> None:
+        self.execute("UPDATE feedq.fleet SET sweep_at = NULL")
+
+    def elapse(self, seconds: float) -> None:
+        """Let time pass for everything in the database (but not for the server's own start)."""
+        # That everything happened earlier is the same as that it is later now.
+        self.execute(
+            f"""
+            DO $$
+            DECLARE shift text;
+            BEGIN
+                FOR shift IN
+                    SELECT 'UPDATE feedq.' || table_name || ' SET ' || string_agg(
+                        column_name || ' = ' || column_name || ' - make_interval(secs => {seconds})', ', ')
+                    FROM information_schema.columns
+                    WHERE table_schema = 'feedq' AND data_type = 'timestamp with time zone'
+                        -- When the server started is compared with nothing but itself.
+                        AND column_name <> 'server_started_at'
+                    GROUP BY table_name
+                LOOP
+                    EXECUTE shift;
+                END LOOP;
+            END $$;
+            UPDATE feedq.lease SET avoid = (
+                SELECT jsonb_object_agg(key, value::float8 - {seconds}) FROM jsonb_each_text(avoid)
+            ) WHERE avoid <> '{{}}'
+            """
+        )
+
+    def put_clock_back(self, seconds: float) -> None:
+        """Set the database's clock back."""
+        self.elapse(-seconds)
+
+    def await_unlocked(self, worker: Worker) -> None:
+        """Wait until the sessions that were closed are gone on the server, too."""
+        held = (
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        until(lambda: not self.execute(held, WORKER_LOCK_CLASS, worker.lock_key), "its lock is free")
+
+    def check_liveness(self) -> int:
+        """One look of the elected beat; how many workers it found crashed."""
+        return self._check_liveness().crashed
+
+    def is_due(self, *, settle_s: float = 3600.0) -> bool:
+        """Whether a look finds that a pass should run because of the time."""
+        return self._check_liveness(settle_s=settle_s).is_due
+
+    def wakes(self, act: Callable[[], object]) -> bool:
+        """Whether this asks for a pass."""
+        return bool(self.heard([WAKE], act))
+
+    def heard(self, channels: Sequence[str], act: Callable[[], object]) -> set[str]:
+        """Which of these channels are notified by this."""
+        with closing(psycopg2.connect(self.url)) as listener, listener.cursor() as cursor:
+            listener.autocommit = True
+            cursor.execute("".join(f"LISTEN {channel}; " for channel in (*channels, "the_end")))
+            act()
+            # Notifications come in the order of their commits: what comes after this one is none of ours.
+            cursor.execute("NOTIFY the_end")
+            deadline = time.monotonic() + 10
+            while "the_end" not in (heard := {n.channel for n in listener.notifies}):
+                assert time.monotonic() < deadline, "a notification did not come in ten seconds"
+                listener.poll()
+                time.sleep(0.01)
+            return heard - {"the_end"}
+
+    def _check_liveness(self, *, settle_s: float = 3600.0) -> LivenessCheck:
+        election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=settle_s)
+        try:
+            return election.check_liveness()
+        finally:
+            election.close()
+
+    def rows_read_by(self, work: Callable[[], object], *, entries: bool = False) -> int:
+        """Rows of feeds, leases, schedules and runs that this reads; with their index entries if they count."""
+        before = self._rows_read(entries=entries)
+        work()
+        return self._rows_read(entries=entries) - before
+
+    def _rows_read(self, *, entries: bool) -> int:
+        self.end_sessions()
+        others = (
+            "SELECT application_name, query FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid() AND backend_type IN ('client backend', 'parallel worker')"
+        )
+        # A backend adds to the counters as it ends, and is listed until it has.
+        until(lambda: not self.execute(others), "sessions end")
+        ((count,),) = self.execute(
+            """
+            SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0) + CASE WHEN %s THEN (
+                SELECT coalesce(sum(idx_tup_read), 0) FROM pg_stat_user_indexes i WHERE i.relid = t.relid
+            ) ELSE 0 END)::bigint FROM pg_stat_user_tables t
+            WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease', 'schedule', 'run')
+            """,
+            entries,
+        )
+        return int(str(count))
+
+    def delete_lease(self, feed_id: int) -> None:
+        self.execute("DELETE FROM feedq.lease WHERE feed_id = %s", feed_id)
+
+    def break_sessions(self, worker: Worker) -> None:
+        # With a time-out the function waits until the backend, and with it the lock, is gone.
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE %s",
+            f"%/{worker.id}",
+        )
+
+    def wait_until_blocked(self, blocked: Future[Any]) -> None:
+        """Until some statement waits for another transaction's row lock."""
+        sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+        def waits() -> object:
+            assert not blocked.done(), "it did not wait for the lock"
+            return self.execute(sql)
+
+        until(waits, "nothing waits for a lock")
+
+    def dirty_feeds(self) -> int:
+        """How many feeds a pass would look at."""
+        ((count,),) = self.execute("SELECT count(*) FROM feedq.feed WHERE dirty")
+        assert isinstance(count, int)
+        return count
 
     # -- rows to start from --------------------------------------------------------------------------
 
@@ -196,206 +357,3 @@ class Harness(ABC):
         values: dict[str, Any] = {"settle_s": 0.0, **changes}
         said: list[Assignment] = [] if sent is None else sent
         return reconcile(self.store, said.extend, Settings.model_construct(**values))
-
-
-EMPTY = """
-DO $$
-DECLARE
-    used record;
-BEGIN
-    -- Without foreign keys, tables can be emptied in any order.
-    SET LOCAL session_replication_role = replica;
-    -- Most tests leave most tables as they were, and few rows in the others: to delete these is five times faster
-    -- than to truncate their tables.
-    FOR used IN
-        SELECT oid::regclass AS name, pg_relation_size(oid) <= 65536 AS is_small FROM pg_class
-        WHERE relnamespace = 'feedq'::regnamespace AND relkind = 'r'
-            AND relname NOT IN ('alembic_version', 'fleet', 'installation') AND pg_relation_size(oid) > 0
-    LOOP
-        EXECUTE CASE WHEN used.is_small THEN 'DELETE FROM ' || used.name
-            ELSE 'TRUNCATE ' || used.name || ' CASCADE' END;
-    END LOOP;
-    PERFORM setval(s.oid::regclass, 1, false) FROM pg_class s
-        JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
-        WHERE s.relkind = 'S' AND s.relnamespace = 'feedq'::regnamespace;
-END $$;
-UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = feedq.clock(),
-    server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0,
-    sweep_at = feedq.clock(), active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
-"""
-
-
-WAIT_FOR_ROWS_S = 10.0
-"""Longer than any test holds a row that another statement is to wait for, on a busy machine."""
-
-
-class PostgresHarness(Harness):
-    """On a migrated database, which it empties first.
-
-    One takes over the sessions of the one before: to open them anew takes longer than most tests do.
-    """
-
-    shortest_ttl_s = 6.0
-    pools: ClassVar[dict[str, deque[tuple[psycopg2.extensions.connection, float]]]] = {}
-    connections: ClassVar[dict[str, psycopg2.extensions.connection]] = {}
-
-    def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:
-        self.url = url
-        self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
-        database = self.store._database
-        if url not in self.pools:
-            self.wait_for_rows(WAIT_FOR_ROWS_S)
-        database._idle = self.pools.setdefault(url, database._idle)
-        self.execute(EMPTY)
-
-    def close(self) -> None:
-        """Leaves its sessions to the next one, if they are all there and at rest."""
-        there = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-        ((count,),) = self.execute(f"{there} AND application_name = 'feedq'")
-        if count != len(self.store._database._idle):
-            self.end_sessions()
-
-    def end_sessions(self) -> None:
-        """Whoever asks again opens new ones."""
-        super().close()
-        if self.url in self.connections:
-            self.connections.pop(self.url).close()
-
-    def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
-        """In a transaction of its own, by a session that is opened anew where a test has ended it."""
-        for _ in range(2):
-            if self.url not in self.connections or self.connections[self.url].closed:
-                self.connections[self.url] = psycopg2.connect(self.url)
-            connection = self.connections[self.url]
-            try:
-                with connection, connection.cursor() as cursor:
-                    cursor.execute(sql, parameters)
-                    return list(cursor.fetchall()) if cursor.description else []
-            except (psycopg2.OperationalError, psycopg2.InterfaceError):
-                if not connection.closed:
-                    raise
-        raise AssertionError("the database ends each session")
-
-    def wait_for_rows(self, seconds: float) -> None:
-        """Say for how long a statement waits for rows that somebody has locked, before it goes on without them."""
-        for function in ("lock_leases(bigint[])", "lock_workers(uuid[])"):
-            self.execute(f"ALTER FUNCTION feedq_1.{function} SET lock_timeout = '{1000 * seconds:.0f}ms'")
-
-    def make_sweep_due(self) -> None:
-        self.execute("UPDATE feedq.fleet SET sweep_at = NULL")
-
-    def elapse(self, seconds: float) -> None:
-        # That everything happened earlier is the same as that it is later now.
-        self.execute(
-            f"""
-            DO $$
-            DECLARE shift text;
-            BEGIN
-                FOR shift IN
-                    SELECT 'UPDATE feedq.' || table_name || ' SET ' || string_agg(
-                        column_name || ' = ' || column_name || ' - make_interval(secs => {seconds})', ', ')
-                    FROM information_schema.columns
-                    WHERE table_schema = 'feedq' AND data_type = 'timestamp with time zone'
-                        -- When the server started is compared with nothing but itself.
-                        AND column_name <> 'server_started_at'
-                    GROUP BY table_name
-                LOOP
-                    EXECUTE shift;
-                END LOOP;
-            END $$;
-            UPDATE feedq.lease SET avoid = (
-                SELECT jsonb_object_agg(key, value::float8 - {seconds}) FROM jsonb_each_text(avoid)
-            ) WHERE avoid <> '{{}}'
-            """
-        )
-
-    def put_clock_back(self, seconds: float) -> None:
-        self.elapse(-seconds)
-
-    def await_unlocked(self, worker: Worker) -> None:
-        held = (
-            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        until(lambda: not self.execute(held, WORKER_LOCK_CLASS, worker.lock_key), "its lock is free")
-
-    def check_liveness(self) -> int:
-        return self._check_liveness().crashed
-
-    def is_due(self, *, settle_s: float = 3600.0) -> bool:
-        return self._check_liveness(settle_s=settle_s).is_due
-
-    def wakes(self, act: Callable[[], object]) -> bool:
-        return bool(self.heard([WAKE], act))
-
-    def heard(self, channels: Sequence[str], act: Callable[[], object]) -> set[str]:
-        """Which of these channels are notified by this."""
-        with closing(psycopg2.connect(self.url)) as listener, listener.cursor() as cursor:
-            listener.autocommit = True
-            cursor.execute("".join(f"LISTEN {channel}; " for channel in (*channels, "the_end")))
-            act()
-            # Notifications come in the order of their commits: what comes after this one is none of ours.
-            cursor.execute("NOTIFY the_end")
-            deadline = time.monotonic() + 10
-            while "the_end" not in (heard := {n.channel for n in listener.notifies}):
-                assert time.monotonic() < deadline, "a notification did not come in ten seconds"
-                listener.poll()
-                time.sleep(0.01)
-            return heard - {"the_end"}
-
-    def _check_liveness(self, *, settle_s: float = 3600.0) -> LivenessCheck:
-        election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=settle_s)
-        try:
-            return election.check_liveness()
-        finally:
-            election.close()
-
-    def rows_read_by(self, work: Callable[[], object], *, entries: bool = False) -> int:
-        """Rows of feeds, leases, schedules and runs that this reads; with their index entries if they count."""
-        before = self._rows_read(entries=entries)
-        work()
-        return self._rows_read(entries=entries) - before
-
-    def _rows_read(self, *, entries: bool) -> int:
-        self.end_sessions()
-        others = (
-            "SELECT application_name, query FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid() AND backend_type IN ('client backend', 'parallel worker')"
-        )
-        # A backend adds to the counters as it ends, and is listed until it has.
-        until(lambda: not self.execute(others), "sessions end")
-        ((count,),) = self.execute(
-            """
-            SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0) + CASE WHEN %s THEN (
-                SELECT coalesce(sum(idx_tup_read), 0) FROM pg_stat_user_indexes i WHERE i.relid = t.relid
-            ) ELSE 0 END)::bigint FROM pg_stat_user_tables t
-            WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease', 'schedule', 'run')
-            """,
-            entries,
-        )
-        return int(str(count))
-
-    def delete_lease(self, feed_id: int) -> None:
-        self.execute("DELETE FROM feedq.lease WHERE feed_id = %s", feed_id)
-
-    def break_sessions(self, worker: Worker) -> None:
-        # With a time-out the function waits until the backend, and with it the lock, is gone.
-        self.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE %s",
-            f"%/{worker.id}",
-        )
-
-    def wait_until_blocked(self, blocked: Future[Any]) -> None:
-        """Until some statement waits for another transaction's row lock."""
-        sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-
-        def waits() -> object:
-            assert not blocked.done(), "it did not wait for the lock"
-            return self.execute(sql)
-
-        until(waits, "nothing waits for a lock")
-
-    def dirty_feeds(self) -> int:
-        ((count,),) = self.execute("SELECT count(*) FROM feedq.feed WHERE dirty")
-        assert isinstance(count, int)
-        return count

@@ -20,11 +20,11 @@ from feedq.core.model import NewWorker, Worker
 from feedq.core.schedule.model import Run, RunState, Schedule
 from feedq.core.schedule.spec import ScheduleSpec
 from tests.cluster import wait_until
-from tests.contract.harness import TTL_S, PostgresHarness
+from tests.contract.harness import TTL_S, Harness
 from tests.schedules import Keys, schedule_spec
 
 
-class JobsHarness(PostgresHarness):
+class JobsHarness(Harness):
     """A store with no schedule, run or queue in it. Its clock is the database's own."""
 
     def __init__(self, url: str) -> None:

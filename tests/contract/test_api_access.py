@@ -19,17 +19,17 @@ from feedq.errors import Conflict
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind
 from tests.api_client import ApiClient
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 
 
 @pytest.fixture
-def endpoint(postgres_harness: PostgresHarness) -> Endpoint:
+def endpoint(harness: Harness) -> Endpoint:
     for name in ("acme/a", "beta/b"):
-        postgres_harness.feed(name, tenant=name[:4])
-    return endpoint_of(postgres_harness)
+        harness.feed(name, tenant=name[:4])
+    return endpoint_of(harness)
 
 
-def endpoint_of(harness: PostgresHarness, **settings: Any) -> Endpoint:
+def endpoint_of(harness: Harness, **settings: Any) -> Endpoint:
     return Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url), **settings))
 
 
@@ -64,22 +64,20 @@ def test_a_stranger_is_told_how_to_get_a_token_and_nothing_else(endpoint: Endpoi
     assert first.detail["by"] == {"who": "nobody", "from": "127.0.0.1"}
 
 
-def test_a_token_ends_with_its_time_and_when_it_is_removed(
-    endpoint: Endpoint, postgres_harness: PostgresHarness
-) -> None:
+def test_a_token_ends_with_its_time_and_when_it_is_removed(endpoint: Endpoint, harness: Harness) -> None:
     for end in ("time", "removal"):
         with ApiClient(endpoint, token=token(endpoint, AccessRole.VIEWER)) as api:
             assert api.get("/feeds").status_code == 200
             if end == "time":
-                postgres_harness.execute("UPDATE feedq.token SET expires_at = clock_timestamp()")
+                harness.execute("UPDATE feedq.token SET expires_at = clock_timestamp()")
                 assert api.get("/feeds").status_code == 401
             endpoint.at.store.tokens.remove("viewer-None")
             assert api.get("/feeds").status_code == 401
 
 
-def test_a_token_is_kept_as_a_hash_alone(endpoint: Endpoint, postgres_harness: PostgresHarness) -> None:
+def test_a_token_is_kept_as_a_hash_alone(endpoint: Endpoint, harness: Harness) -> None:
     made = token(endpoint, AccessRole.ADMIN)
-    ((row, event),) = postgres_harness.execute(
+    ((row, event),) = harness.execute(
         "SELECT t::text, (SELECT string_agg(e::text, '') FROM feedq.event e) FROM feedq.token t"
     )
     assert made.startswith("feedq_")
@@ -113,9 +111,9 @@ def test_a_request_comes_from_here_when_nothing_stands_between(
     [({}, 200), ({"X-Forwarded-For": "10.0.0.7"}, 401), ({"Authorization": "Bearer feedq_guessed"}, 401)],
 )
 def test_this_machine_needs_no_token_where_that_is_set(
-    postgres_harness: PostgresHarness, headers: dict[str, str], status: int
+    harness: Harness, headers: dict[str, str], status: int
 ) -> None:
-    with ApiClient(endpoint_of(postgres_harness, api_loopback_role="viewer")) as api:
+    with ApiClient(endpoint_of(harness, api_loopback_role="viewer")) as api:
         assert api.get("/feeds", headers=headers).status_code == status
 
 

@@ -16,7 +16,7 @@ from feedq.core.model import LeaseState, Reason, Version
 from feedq.errors import FeedqError
 from feedq.settings import settings
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import PostgresHarness, spec
+from tests.contract.harness import Harness, spec
 from tests.contract.shell import Shell, opened_shell
 
 Write = Callable[..., None]
@@ -28,9 +28,9 @@ def feed(name: str, **keys: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stored(postgres_harness: PostgresHarness) -> PostgresStore:
-    postgres_harness.execute("TRUNCATE feedq.catalog")
-    return postgres_harness.store
+def stored(harness: Harness) -> PostgresStore:
+    harness.execute("TRUNCATE feedq.catalog")
+    return harness.store
 
 
 @pytest.fixture

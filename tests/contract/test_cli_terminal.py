@@ -18,7 +18,7 @@ import pytest
 
 from feedq.cli import main
 from feedq.settings import settings
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 from tests.schedules import schedule_spec
@@ -187,14 +187,14 @@ def completed(line: str, url: str) -> tuple[list[str], str]:
         ("feedq feed pause %", []),
     ],
 )
-def test_names_are_completed(postgres_harness: PostgresHarness, line: str, names: list[str]) -> None:
+def test_names_are_completed(harness: Harness, line: str, names: list[str]) -> None:
     for name in ("acme/a", "acme/b", "beta/c"):
-        postgres_harness.feed(name, tenant=name[:4])
-    postgres_harness.worker("w@host")
-    schedules = postgres_harness.store.jobs.schedules
+        harness.feed(name, tenant=name[:4])
+    harness.worker("w@host")
+    schedules = harness.store.jobs.schedules
     if not schedules.declared():
         schedules.add(schedule_spec())
-    assert completed(line, postgres_harness.url) == (names, "")
+    assert completed(line, harness.url) == (names, "")
 
 
 @pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/nothing", "no address at all"])

@@ -20,7 +20,7 @@ from feedq.web import dialogs
 from tests.api_client import ApiClient
 from tests.cluster import ROOT
 from tests.contract.api_stage import settings_of
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 from tests.contract.shell import opened_shell
 from tests.house import lines_of_code
 
@@ -51,9 +51,8 @@ def test_it_is_short() -> None:
 
 
 def test_command_address_role_audit_and_button_follow_from_the_function(
-    example: ModuleType, postgres_harness: PostgresHarness, broker_url: str, tmp_path: Path
+    example: ModuleType, harness: Harness, broker_url: str, tmp_path: Path
 ) -> None:
-    harness = postgres_harness
     harness.feed(FEED, tenant="acme")
     endpoint = Endpoint.of(harness.store, settings_of(harness.url, harness.url, tmp_path))
     address = "/feeds/acme%2Forders/notes"

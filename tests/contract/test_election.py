@@ -16,14 +16,14 @@ from feedq.control.store.election import BEAT_ELECTION, WAITER_NAME, Election, L
 from feedq.control.store.session_ends import SNAPSHOT_S
 from feedq.control.store.worker_session import Listener
 from feedq.core.model import Worker
-from tests.contract.harness import TTL_S, PostgresHarness
+from tests.contract.harness import TTL_S, Harness
 
 LIMIT_S = 30.0
 
 HOLDER = UUID(int=7)
 
 
-def candidate(harness: PostgresHarness, *, waiters: int = 4, holder: UUID = HOLDER) -> Election:
+def candidate(harness: Harness, *, waiters: int = 4, holder: UUID = HOLDER) -> Election:
     return Election(
         harness.url,
         holder=holder,
@@ -37,8 +37,8 @@ def candidate(harness: PostgresHarness, *, waiters: int = 4, holder: UUID = HOLD
 
 
 @pytest.fixture
-def elected(postgres_harness: PostgresHarness) -> Iterator[Election]:
-    with closing(candidate(postgres_harness)) as made:
+def elected(harness: Harness) -> Iterator[Election]:
+    with closing(candidate(harness)) as made:
         assert made.campaign()
         yield made
 
@@ -49,7 +49,7 @@ def closing_all() -> Iterator[ExitStack]:
         yield stack
 
 
-def has_session(harness: PostgresHarness, worker: Worker, stack: ExitStack) -> int:
+def has_session(harness: Harness, worker: Worker, stack: ExitStack) -> int:
     """Open a session of the worker; returns its backend."""
     session = stack.enter_context(closing(harness.store.session(worker, ttl_s=TTL_S)))
     return int(session._connection.info.backend_pid)
@@ -74,75 +74,72 @@ def hears(election: Election) -> LivenessCheck:
     raise AssertionError("nothing was heard")
 
 
-def waiters(harness: PostgresHarness, holder: UUID = HOLDER) -> list[tuple[object, ...]]:
+def waiters(harness: Harness, holder: UUID = HOLDER) -> list[tuple[object, ...]]:
     sql = "SELECT pid, backend_start FROM pg_stat_activity WHERE application_name = %s ORDER BY pid"
     return harness.execute(sql, f"{WAITER_NAME}/{holder}")
 
 
-def end(harness: PostgresHarness, *backends: object) -> None:
+def end(harness: Harness, *backends: object) -> None:
     harness.execute("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS t (pid)", list(backends))
 
 
 def test_the_end_of_a_workers_last_session_is_heard_without_a_look(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+    harness: Harness, elected: Election, closing_all: ExitStack
 ) -> None:
-    worker = postgres_harness.worker()
-    lease_keeper = has_session(postgres_harness, worker, closing_all)
-    listener = closing_all.enter_context(closing(postgres_harness.store.worker_listener(worker)))
+    worker = harness.worker()
+    lease_keeper = has_session(harness, worker, closing_all)
+    listener = closing_all.enter_context(closing(harness.store.worker_listener(worker)))
     look_until(elected, awaited=True)
-    end(postgres_harness, lease_keeper, listener.backend_pid)
+    end(harness, lease_keeper, listener.backend_pid)
     assert hears(elected).suspected == 1
 
 
 def test_while_a_worker_has_another_session_nothing_is_heard(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+    harness: Harness, elected: Election, closing_all: ExitStack
 ) -> None:
-    worker = postgres_harness.worker()
-    first = has_session(postgres_harness, worker, closing_all)
-    listener = closing_all.enter_context(closing(postgres_harness.store.worker_listener(worker)))
+    worker = harness.worker()
+    first = has_session(harness, worker, closing_all)
+    listener = closing_all.enter_context(closing(harness.store.worker_listener(worker)))
     look_until(elected, awaited=True)
-    end(postgres_harness, first)
+    end(harness, first)
     began = time.monotonic()
     assert not elected.wait(2 * SNAPSHOT_S)
     assert time.monotonic() >= began + 2 * SNAPSHOT_S, "it was woken"
     assert not elected.check_liveness().has_heard
-    end(postgres_harness, listener.backend_pid)
+    end(harness, listener.backend_pid)
     assert hears(elected).suspected == 1
 
 
 def test_a_worker_that_comes_back_while_its_old_session_is_waited_for_need_not_wait(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+    harness: Harness, elected: Election, closing_all: ExitStack
 ) -> None:
-    worker = postgres_harness.worker()
-    old = has_session(postgres_harness, worker, closing_all)
+    worker = harness.worker()
+    old = has_session(harness, worker, closing_all)
     look_until(elected, awaited=True)
     # Both sessions for a moment, as after a broken network of which the server does not know.
-    new = has_session(postgres_harness, worker, closing_all)
-    end(postgres_harness, old)
+    new = has_session(harness, worker, closing_all)
+    end(harness, old)
     check = hears(elected)
     assert (check.suspected, check.crashed) == (0, 0)
     look_until(elected, awaited=True)
-    end(postgres_harness, new)
+    end(harness, new)
     assert hears(elected).suspected == 1
 
 
 def test_a_waiter_that_is_ended_is_missed_and_replaced(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+    harness: Harness, elected: Election, closing_all: ExitStack
 ) -> None:
-    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    has_session(harness, harness.worker(), closing_all)
     look_until(elected, awaited=True)
-    ((waiter, started),) = waiters(postgres_harness)
-    end(postgres_harness, waiter)
+    ((waiter, started),) = waiters(harness)
+    end(harness, waiter)
     assert hears(elected).suspected == 0
     look_until(elected, awaited=True)
-    ((_, started_then),) = waiters(postgres_harness)
+    ((_, started_then),) = waiters(harness)
     assert started_then != started
 
 
-def test_for_more_workers_than_waiters_it_looks(
-    postgres_harness: PostgresHarness, closing_all: ExitStack
-) -> None:
-    harness = postgres_harness
+def test_for_more_workers_than_waiters_it_looks(harness: Harness, closing_all: ExitStack) -> None:
     with closing(candidate(harness, waiters=1)) as election:
         assert election.campaign()
         has_session(harness, harness.worker("a"), closing_all)
@@ -156,20 +153,16 @@ def test_for_more_workers_than_waiters_it_looks(
         look_until(election, awaited=True)
 
 
-def test_a_wait_lets_go_of_its_snapshot(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
-) -> None:
+def test_a_wait_lets_go_of_its_snapshot(harness: Harness, elected: Election, closing_all: ExitStack) -> None:
     """Otherwise no row that was replaced since it began could be cleared away."""
-    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    has_session(harness, harness.worker(), closing_all)
     look_until(elected, awaited=True)
-    ((waiter, _),) = waiters(postgres_harness)
+    ((waiter, _),) = waiters(harness)
     seen: set[object] = set()
     deadline = time.monotonic() + LIMIT_S
     while len(seen) < 3:
         assert time.monotonic() < deadline, "it keeps the same transaction"
-        ((since,),) = postgres_harness.execute(
-            "SELECT xact_start FROM pg_stat_activity WHERE pid = %s", waiter
-        )
+        ((since,),) = harness.execute("SELECT xact_start FROM pg_stat_activity WHERE pid = %s", waiter)
         seen.add(since)
         time.sleep(SNAPSHOT_S / 4)  # it is asked for nothing else
     assert not elected.wait(0)
@@ -177,36 +170,33 @@ def test_a_wait_lets_go_of_its_snapshot(
 
 
 def test_the_waiters_of_a_frozen_beat_end_with_its_lead(
-    postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
+    harness: Harness, elected: Election, closing_all: ExitStack
 ) -> None:
-    has_session(postgres_harness, postgres_harness.worker(), closing_all)
+    has_session(harness, harness.worker(), closing_all)
     look_until(elected, awaited=True)
-    assert len(waiters(postgres_harness)) == 1
-    postgres_harness.execute("UPDATE feedq.leader SET expires_at = clock_timestamp() - interval '1 s'")
-    with closing(candidate(postgres_harness, holder=uuid4())) as other:
+    assert len(waiters(harness)) == 1
+    harness.execute("UPDATE feedq.leader SET expires_at = clock_timestamp() - interval '1 s'")
+    with closing(candidate(harness, holder=uuid4())) as other:
         assert other.end_frozen_leader()
     deadline = time.monotonic() + LIMIT_S
-    while waiters(postgres_harness):
+    while waiters(harness):
         assert time.monotonic() < deadline
         time.sleep(0.01)  # until the server has ended it
 
 
-def test_waiters_end_with_their_beat(postgres_harness: PostgresHarness, closing_all: ExitStack) -> None:
-    has_session(postgres_harness, postgres_harness.worker(), closing_all)
-    with closing(candidate(postgres_harness)) as election:
+def test_waiters_end_with_their_beat(harness: Harness, closing_all: ExitStack) -> None:
+    has_session(harness, harness.worker(), closing_all)
+    with closing(candidate(harness)) as election:
         assert election.campaign()
         look_until(election, awaited=True)
-        assert len(waiters(postgres_harness)) == 1
+        assert len(waiters(harness)) == 1
     deadline = time.monotonic() + LIMIT_S
-    while waiters(postgres_harness):
+    while waiters(harness):
         assert time.monotonic() < deadline
         time.sleep(0.01)  # until the server has noticed
 
 
-def test_a_look_says_when_the_next_thing_falls_due(
-    postgres_harness: PostgresHarness, elected: Election
-) -> None:
-    harness = postgres_harness
+def test_a_look_says_when_the_next_thing_falls_due(harness: Harness, elected: Election) -> None:
     assert elected.check_liveness().due_in_s is None
     harness.worker(ttl_s=500.0)
     due_in_s = elected.check_liveness().due_in_s
@@ -222,10 +212,10 @@ def test_a_look_says_when_the_next_thing_falls_due(
 
 
 def test_a_beat_that_stands_by_is_elected_as_soon_as_the_leader_is_gone(
-    postgres_harness: PostgresHarness, elected: Election
+    harness: Harness, elected: Election
 ) -> None:
     assert elected.renew()
-    with closing(candidate(postgres_harness, holder=UUID(int=8))) as other:
+    with closing(candidate(harness, holder=UUID(int=8))) as other:
 
         def stand_by() -> None:
             while not other.campaign():
@@ -234,34 +224,31 @@ def test_a_beat_that_stands_by_is_elected_as_soon_as_the_leader_is_gone(
         standing_by = Thread(target=stand_by)
         standing_by.start()
         deadline = time.monotonic() + LIMIT_S
-        while not waiters(postgres_harness, UUID(int=8)):
+        while not waiters(harness, UUID(int=8)):
             assert time.monotonic() < deadline
             time.sleep(0.01)  # until it waits at the server
-        end(postgres_harness, elected._session.backend_pid)
+        end(harness, elected._session.backend_pid)
         standing_by.join(LIMIT_S)
         assert not standing_by.is_alive(), "it waits until the row expires"
-        assert waiters(postgres_harness, UUID(int=8)) == [], "and has nothing to stand by for"
+        assert waiters(harness, UUID(int=8)) == [], "and has nothing to stand by for"
 
 
 def test_a_beat_that_stands_by_looks_again_when_the_leaders_row_has_expired(
-    postgres_harness: PostgresHarness, elected: Election
+    harness: Harness, elected: Election
 ) -> None:
-    with closing(candidate(postgres_harness, holder=UUID(int=8))) as other:
+    with closing(candidate(harness, holder=UUID(int=8))) as other:
         expire_soon = "UPDATE feedq.leader SET expires_at = clock_timestamp() + interval '0.3 s'"
         deadline = time.monotonic() + LIMIT_S
         while not other._vacancy.is_complete:
             assert time.monotonic() < deadline
-            postgres_harness.execute(expire_soon)  # or the call that completes it waits for the whole term
+            harness.execute(expire_soon)  # or the call that completes it waits for the whole term
             other.stand_by(0.01)
-        postgres_harness.execute(expire_soon)
+        harness.execute(expire_soon)
         other.stand_by(0.01)
         assert other.end_frozen_leader()
 
 
-def test_looks_find_what_came_after_they_were_planned(
-    postgres_harness: PostgresHarness, elected: Election
-) -> None:
-    harness = postgres_harness
+def test_looks_find_what_came_after_they_were_planned(harness: Harness, elected: Election) -> None:
     assert astuple(elected.check_liveness())[:4] == (0, 0, 0, 0)
     # Planned while there was nothing; what comes later is found all the same.
     crashed, late = harness.worker("a"), harness.worker("b")
@@ -276,9 +263,8 @@ def test_looks_find_what_came_after_they_were_planned(
 
 
 def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
-    postgres_harness: PostgresHarness, elected: Election
+    harness: Harness, elected: Election
 ) -> None:
-    harness = postgres_harness
     elected.check_liveness()
     harness.execute(
         "INSERT INTO feedq.worker (id, name, queue, capacity, host, pid, version, session_locks, expires_at) "
@@ -289,10 +275,10 @@ def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
     assert elected.check_liveness().crashed == 1_000
 
 
-def test_a_session_tells_whether_it_has_its_lock(postgres_harness: PostgresHarness) -> None:
+def test_a_session_tells_whether_it_has_its_lock(harness: Harness) -> None:
     # Behind a pooler it has not: that gives each statement to whichever backend is free.
     name, number = BEAT_ELECTION
-    with closing(Listener(postgres_harness.url, WAKE, application_name=f"feedq-{name}")) as session:
+    with closing(Listener(harness.url, WAKE, application_name=f"feedq-{name}")) as session:
         assert not session.holds(LEADER_LOCK_CLASS, number)
         session.execute("SELECT pg_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
         assert session.holds(LEADER_LOCK_CLASS, number)

@@ -18,7 +18,7 @@ from feedq.settings import Settings
 from feedq.worker.activity import Activity
 from feedq.worker.external_stream import run_claimed
 from feedq.worker.runner import FeedRunner
-from tests.contract.harness import PostgresHarness, spec
+from tests.contract.harness import Harness, spec
 from tests.contract.test_supervisor import Source
 from tests.waiting import until
 
@@ -26,7 +26,7 @@ from tests.waiting import until
 class StreamedFeed:
     """One feed under `run_claimed`, on a thread in place of its process."""
 
-    def __init__(self, harness: PostgresHarness) -> None:
+    def __init__(self, harness: Harness) -> None:
         self.harness = harness
         self.source = Source()
         self.settings = Settings(
@@ -67,8 +67,8 @@ class StreamedFeed:
 
 
 @pytest.fixture
-def streamed(postgres_harness: PostgresHarness) -> Iterator[StreamedFeed]:
-    made = StreamedFeed(postgres_harness)
+def streamed(harness: Harness) -> Iterator[StreamedFeed]:
+    made = StreamedFeed(harness)
     yield made
     made.source.close()
 
@@ -106,8 +106,8 @@ def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
 
 
 @pytest.fixture
-def tasks_store(postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FEEDQ_DATABASE_URL", postgres_harness.url)
+def tasks_store(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FEEDQ_DATABASE_URL", harness.url)
     settings_module.settings.cache_clear()
     # A test before this one may have left a store of another database.
     tasks._store_of.cache_clear()
@@ -118,9 +118,9 @@ def tasks_store(postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("tasks_store")
-def test_a_forked_child_does_not_use_its_parents_connections(postgres_harness: PostgresHarness) -> None:
+def test_a_forked_child_does_not_use_its_parents_connections(harness: Harness) -> None:
     parents = tasks.store()
-    worker = postgres_harness.worker("w1")
+    worker = harness.worker("w1")
     assert [view.worker.id for view in parents.workers.views()] == [worker.id]
 
     child = os.fork()

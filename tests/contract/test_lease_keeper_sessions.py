@@ -13,7 +13,7 @@ from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.clock import SystemClock
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import LeaseKeeper
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 from tests.lease_listener import RecordingListener
 from tests.waiting import until
 
@@ -27,14 +27,14 @@ def recording() -> RecordingListener:
 
 
 @pytest.fixture
-def lease_keeper(postgres_harness: PostgresHarness, recording: RecordingListener) -> Iterator[LeaseKeeper]:
-    made = recording.make_keeper(postgres_harness.store, SETTINGS, SystemClock())
+def lease_keeper(harness: Harness, recording: RecordingListener) -> Iterator[LeaseKeeper]:
+    made = recording.make_keeper(harness.store, SETTINGS, SystemClock())
     made.start()
     yield made
     made.stop(timeout_s=lambda: LIMIT_S)
 
 
-def sessions(harness: PostgresHarness) -> set[tuple[object, ...]]:
+def sessions(harness: Harness) -> set[tuple[object, ...]]:
     """``(role, worker id)`` of each session that a lease keeper holds."""
     # Not all of feedq's: sink sessions, such as those that a test before this one left, are named likewise.
     rows = harness.execute(
@@ -45,7 +45,7 @@ def sessions(harness: PostgresHarness) -> set[tuple[object, ...]]:
     return set(rows)
 
 
-def backends(harness: PostgresHarness, role: str, worker_id: UUID) -> set[tuple[object, ...]]:
+def backends(harness: Harness, role: str, worker_id: UUID) -> set[tuple[object, ...]]:
     sql = "SELECT pid, backend_start FROM pg_stat_activity WHERE application_name = %s"
     return set(harness.execute(sql, f"{role}/{worker_id}"))
 
@@ -55,31 +55,31 @@ def both(worker_id: UUID) -> set[tuple[object, ...]]:
 
 
 def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_once(
-    lease_keeper: LeaseKeeper, postgres_harness: PostgresHarness
+    lease_keeper: LeaseKeeper, harness: Harness
 ) -> None:
     first = lease_keeper.worker
     assert first is not None
-    until(lambda: sessions(postgres_harness) == both(first.id), "both sessions are open")
-    postgres_harness.store.workers.leave(first.id)
+    until(lambda: sessions(harness) == both(first.id), "both sessions are open")
+    harness.store.workers.leave(first.id)
     until(lambda: lease_keeper.worker is not first, "registered anew")
     second = lease_keeper.worker
     assert second is not None
-    until(lambda: sessions(postgres_harness) == both(second.id), "both sessions belong to the new worker")
+    until(lambda: sessions(harness) == both(second.id), "both sessions belong to the new worker")
 
 
 @pytest.mark.parametrize(("kind", "role"), [(WorkerSession, "feedq-keeper"), (Listener, "feedq-listener")])
 def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     lease_keeper: LeaseKeeper,
-    postgres_harness: PostgresHarness,
+    harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[WorkerSession] | type[Listener],
     role: str,
 ) -> None:
     worker = lease_keeper.worker
     assert worker is not None
-    until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open")
+    until(lambda: sessions(harness) == both(worker.id), "both sessions are open")
     until(lambda: lease_keeper._listener, "it listens")
-    before = backends(postgres_harness, role, worker.id)
+    before = backends(harness, role, worker.id)
     real, failures = kind.wait, iter([ZeroDivisionError("for the test")])
 
     def wait(self: Any, timeout_s: float) -> bool:
@@ -92,22 +92,22 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
         if waiting is not None:
             waiting.interrupt()
     until(
-        lambda: backends(postgres_harness, role, worker.id) - before,
+        lambda: backends(harness, role, worker.id) - before,
         "a new session was opened in place of the one that failed",
     )
-    until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open again")
+    until(lambda: sessions(harness) == both(worker.id), "both sessions are open again")
     assert all(thread.is_alive() for thread in lease_keeper._threads)
     assert lease_keeper.worker is worker
 
 
 def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
-    postgres_harness: PostgresHarness, recording: RecordingListener
+    harness: Harness, recording: RecordingListener
 ) -> None:
     rarely = Settings(heartbeat_s=1_800, ttl_s=3_600)
-    lease_keeper = recording.make_keeper(postgres_harness.store, rarely, SystemClock())
+    lease_keeper = recording.make_keeper(harness.store, rarely, SystemClock())
     lease_keeper.start()
     try:
-        postgres_harness.execute("UPDATE feedq.fleet SET active_workers = 7 RETURNING 1")
+        harness.execute("UPDATE feedq.fleet SET active_workers = 7 RETURNING 1")
         assert recording.workers != 7
         lease_keeper._driver.tell(lease_keeper._core.beat_now, now=time.monotonic())
         until(lambda: recording.workers == 7, "it heard")

@@ -18,7 +18,7 @@ from feedq.verbs.diagnosis.doctor import check_alerts, send_tests
 from feedq.verbs.wording import LINES_MAX
 from tests.alert_receiver import AlertReceiver
 from tests.cluster import wait_until
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 
 HERE, THERE = "here", "there"
 
@@ -26,7 +26,7 @@ HERE, THERE = "here", "there"
 class Bench:
     """The outbox, with alerts that a test makes."""
 
-    def __init__(self, harness: PostgresHarness) -> None:
+    def __init__(self, harness: Harness) -> None:
         self.harness = harness
         self.store: PostgresStore = harness.store
         for target in (HERE, THERE):
@@ -54,8 +54,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(postgres_harness: PostgresHarness) -> Bench:
-    return Bench(postgres_harness)
+def bench(harness: Harness) -> Bench:
+    return Bench(harness)
 
 
 def test_what_is_not_taken_is_due_again_and_what_is_taken_is_not(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 from feedq.core.model import Feed, FeedBackfill, FeedView, Reason, Release, TargetState
 from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound, Outdated
-from tests.contract.harness import PostgresHarness, spec
+from tests.contract.harness import Harness, spec
 
 LIVE = "acme/orders"
 CHILD = f"{LIVE}~backfill"
@@ -21,7 +21,7 @@ KEYED = {"table": "orders", "columns": {"seq": "/seq"}, "key": ["seq"]}
 class Bench:
     """A feed with a backfill."""
 
-    def __init__(self, harness: PostgresHarness) -> None:
+    def __init__(self, harness: Harness) -> None:
         self.harness, self.feeds, self.backfills = harness, harness.store.feeds, harness.store.backfills
         self.live = self.feeds.add(spec(LIVE, sink=KEYED, tenant="acme"))
         self.begin()
@@ -49,8 +49,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(postgres_harness: PostgresHarness) -> Bench:
-    return Bench(postgres_harness)
+def bench(harness: Harness) -> Bench:
+    return Bench(harness)
 
 
 def test_one_is_begun_once_by_its_key_and_one_at_a_time(bench: Bench) -> None:

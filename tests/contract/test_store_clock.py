@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feedq.core.model import Load, Reason, Release, WorkerState
-from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness, PostgresHarness
+from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness
 
 STEP_S = 3600.0
 
@@ -75,24 +75,24 @@ def test_delays_and_time_limits_do_not_grow_by_the_step(harness: Harness) -> Non
         assert p.overdue(timeout_s=10) == [worker.id]
 
 
-def test_a_look_finds_heartbeats_that_lie_ahead(postgres_harness: PostgresHarness) -> None:
-    postgres_harness.worker()
-    assert postgres_harness._check_liveness().expired == 0
-    postgres_harness.put_clock_back(STEP_S)
-    assert postgres_harness._check_liveness().expired == 1
-    make_a_pass(postgres_harness)
-    assert postgres_harness._check_liveness().expired == 0
+def test_a_look_finds_heartbeats_that_lie_ahead(harness: Harness) -> None:
+    harness.worker()
+    assert harness._check_liveness().expired == 0
+    harness.put_clock_back(STEP_S)
+    assert harness._check_liveness().expired == 1
+    make_a_pass(harness)
+    assert harness._check_liveness().expired == 0
 
 
-def test_a_server_with_another_start_gives_everybody_a_ttl(postgres_harness: PostgresHarness) -> None:
-    worker = postgres_harness.worker()
-    postgres_harness.elapse(2 * TTL_S)
-    postgres_harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
-    postgres_harness.elapse(1.2 * TTL_S)
-    postgres_harness.execute(
+def test_a_server_with_another_start_gives_everybody_a_ttl(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.elapse(2 * TTL_S)
+    harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    harness.elapse(1.2 * TTL_S)
+    harness.execute(
         "UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = alive_since - interval '1 day', "
         "server_started_at = server_started_at - interval '1 day'"
     )
-    assert make_a_pass(postgres_harness) == 0
-    postgres_harness.execute("UPDATE feedq.fleet SET server_started_at = pg_postmaster_start_time()")
-    assert make_a_pass(postgres_harness) == 1
+    assert make_a_pass(harness) == 0
+    harness.execute("UPDATE feedq.fleet SET server_started_at = pg_postmaster_start_time()")
+    assert make_a_pass(harness) == 1

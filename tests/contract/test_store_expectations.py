@@ -10,7 +10,7 @@ import pytest
 from feedq.control.store.expectations import Judged
 from feedq.core.expectations import read_expectations
 from feedq.core.model import Feed, TargetState
-from tests.contract.harness import PostgresHarness, progress
+from tests.contract.harness import Harness, progress
 
 SILENCE = {"max_silence": "60s"}
 LAG = {"max_event_lag": {"at": "/ts", "seconds": 60}}
@@ -19,7 +19,7 @@ LAG = {"max_event_lag": {"at": "/ts", "seconds": 60}}
 class Bench:
     """A fleet with feeds that land what a test says."""
 
-    def __init__(self, harness: PostgresHarness) -> None:
+    def __init__(self, harness: Harness) -> None:
         self.harness, self.store = harness, harness.store
         self.everything: Mapping[str, Any] = {}
         self.tenants: dict[str, Mapping[str, Any]] = {}
@@ -53,8 +53,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(postgres_harness: PostgresHarness) -> Bench:
-    return Bench(postgres_harness)
+def bench(harness: Harness) -> Bench:
+    return Bench(harness)
 
 
 def test_silence_is_told_once_and_so_is_its_end(bench: Bench) -> None:

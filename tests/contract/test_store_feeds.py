@@ -15,7 +15,7 @@ from feedq.core.model import FeedSpec, LeaseState, Reason, Release, Selector, St
 from feedq.errors import Conflict, FeedqError, NotFound, Outdated
 from feedq.local.postgres import Postgres
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, PostgresHarness, spec
+from tests.contract.harness import Harness, spec
 
 
 def kinds(harness: Harness, name: str) -> list[str]:
@@ -60,8 +60,8 @@ def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) ->
     assert sorted(newest.detail["changed"]) == ["tenant", "weight"]
 
 
-def test_history_keeps_what_each_option_was_and_became(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_history_keeps_what_each_option_was_and_became(harness: Harness) -> None:
+    h = harness
     feed = h.feed()
     labels, selector = {"team": "x" * 9_000}, Selector(required={"region": "eu"})
     h.store.feeds.edit(feed.spec.model_copy(update={"weight": 3.0, "labels": labels, "selector": selector}))
@@ -197,8 +197,7 @@ def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(harness: Harness) 
     assert kinds(harness, "kept") == kinds(harness, "a") == [EventKind.FEED_ADDED]
 
 
-def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(postgres_harness: PostgresHarness) -> None:
-    harness = postgres_harness
+def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(harness: Harness) -> None:
 
     def change(kind: EventKind, name: str, *, catalog: str = "crm", **more: Any) -> Version | FeedqError:
         declared = None if kind is EventKind.FEED_REMOVED else spec(name, **more)

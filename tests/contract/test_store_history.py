@@ -15,7 +15,7 @@ from feedq.core.roles import AccessRole, Caller
 from feedq.verbs.fleet import list_events
 from feedq.web.queries import WebQueries
 from tests.contract.api_stage import settings_of
-from tests.contract.harness import Harness, PostgresHarness
+from tests.contract.harness import Harness
 
 ADDED, ASSIGNED, CLAIMED, RELEASED = "feed_added", "lease_assigned", "lease_claimed", "lease_released"
 
@@ -112,54 +112,54 @@ def test_a_feed_keeps_its_latest_events_only(harness: Harness, monkeypatch: pyte
 
 
 def test_a_feed_with_very_many_events_is_trimmed_a_part_each_pass(
-    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedq.control.store.passes.SWEEP_PAGE", 100)
-    feed = postgres_harness.feed()
+    feed = harness.feed()
     sql = "INSERT INTO feedq.event (kind, feed_id) SELECT 'lease_claimed', %s FROM generate_series(1, 550)"
-    postgres_harness.execute(sql, feed.id)
+    harness.execute(sql, feed.id)
     passes = 0
     left = 551
     while left > 200:
         passes += 1
-        with postgres_harness.in_a_pass() as p:
+        with harness.in_a_pass() as p:
             assert p.sweep_is_due(interval_s=3600) or passes == 1
             p.sweep()
-        left = len(postgres_harness.store.feeds.events(feed.name, limit=1000))
+        left = len(harness.store.feeds.events(feed.name, limit=1000))
         assert left >= 200
     assert passes == 4
 
 
-def test_trouble_is_written_although_somebody_trims_history(postgres_harness: PostgresHarness) -> None:
+def test_trouble_is_written_although_somebody_trims_history(harness: Harness) -> None:
     """Without waiting: a pass that trims may be about to wait for the lease."""
-    worker, feed = postgres_harness.worker(), postgres_harness.feed()
-    fail(postgres_harness, feed, worker)
-    key = postgres_harness.run(feed, worker)
-    with closing(psycopg2.connect(postgres_harness.url)) as other, other.cursor() as cursor:
+    worker, feed = harness.worker(), harness.feed()
+    fail(harness, feed, worker)
+    key = harness.run(feed, worker)
+    with closing(psycopg2.connect(harness.url)) as other, other.cursor() as cursor:
         cursor.execute("DELETE FROM feedq.event")
         with ThreadPoolExecutor(1) as thread:
             release = Release(*key, Reason.BACKOFF, 5.0, 5, "no")
-            done = thread.submit(postgres_harness.store.leases.release, worker.id, [release])
+            done = thread.submit(harness.store.leases.release, worker.id, [release])
             assert done.result(timeout=10) == [key]
         other.commit()
-    assert told(postgres_harness, feed) == [(RELEASED, 1)]
+    assert told(harness, feed) == [(RELEASED, 1)]
 
 
 @pytest.mark.parametrize("kind", ["lease_overdue", "sink_rewound"])
-def test_each_kind_of_trouble_is_folded(postgres_harness: PostgresHarness, kind: str) -> None:
-    feed = postgres_harness.feed()
+def test_each_kind_of_trouble_is_folded(harness: Harness, kind: str) -> None:
+    feed = harness.feed()
     for epoch in (1, 2, 3):
         sql = "INSERT INTO feedq.event (kind, feed_id, epoch) VALUES (%s, %s, %s)"
-        postgres_harness.execute(sql, kind, feed.id, epoch)
-    assert told(postgres_harness, feed) == [(ADDED, 1), (kind, 3)]
+        harness.execute(sql, kind, feed.id, epoch)
+    assert told(harness, feed) == [(ADDED, 1), (kind, 3)]
 
 
-def test_history_names_workers_that_have_ended(postgres_harness: PostgresHarness, tmp_path: Path) -> None:
-    worker, feed = postgres_harness.worker("celery@gone"), postgres_harness.feed()
-    fail(postgres_harness, feed, worker)
-    postgres_harness.store.workers.leave(worker.id)
-    assert postgres_harness.store.workers.views() == []
-    queries = WebQueries(settings_of(postgres_harness.url, postgres_harness.url, tmp_path))
+def test_history_names_workers_that_have_ended(harness: Harness, tmp_path: Path) -> None:
+    worker, feed = harness.worker("celery@gone"), harness.feed()
+    fail(harness, feed, worker)
+    harness.store.workers.leave(worker.id)
+    assert harness.store.workers.views() == []
+    queries = WebQueries(settings_of(harness.url, harness.url, tmp_path))
     at = queries.at(Caller("a test", AccessRole.ADMIN))
     with closing(queries.store):
         found = list_events(at, feed=feed.name).items

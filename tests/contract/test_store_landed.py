@@ -10,18 +10,18 @@ import pytest
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import Span
 from feedq.core.model import Feed
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 
 
 @pytest.fixture(autouse=True)
-def early_in_a_minute(postgres_harness: PostgresHarness) -> None:
+def early_in_a_minute(harness: Harness) -> None:
     """A minute that ended between two counts of a test would be one that was missed."""
     late = "SELECT extract(second FROM clock_timestamp()) > 40"
-    while postgres_harness.execute(late) == [(True,)]:
+    while harness.execute(late) == [(True,)]:
         sleep(0.2)
 
 
-def land(harness: PostgresHarness, feed: Feed, rows: int, *, dead: int = 0) -> None:
+def land(harness: Harness, feed: Feed, rows: int, *, dead: int = 0) -> None:
     """As its worker would report it."""
     harness.execute(
         "UPDATE feedq.lease SET records_total = records_total + %s, "
@@ -34,7 +34,7 @@ def land(harness: PostgresHarness, feed: Feed, rows: int, *, dead: int = 0) -> N
     )
 
 
-def next_minute(harness: PostgresHarness, minutes: int = 1) -> None:
+def next_minute(harness: Harness, minutes: int = 1) -> None:
     """Let the last count have been in the middle of this minute, however late in it that was, and minutes pass."""
     # Not all in the same moment of a minute: on their way back one row must not meet another.
     harness.execute(
@@ -45,25 +45,25 @@ def next_minute(harness: PostgresHarness, minutes: int = 1) -> None:
     harness.elapse(60 * minutes)
 
 
-def known(harness: PostgresHarness, feed: Feed, span: Span = Span.HOUR) -> list[int]:
+def known(harness: Harness, feed: Feed, span: Span = Span.HOUR) -> list[int]:
     return [one.rows for one in harness.store.landed.of_feed(feed.id, span) if one.rows is not None]
 
 
-def counted_rows(harness: PostgresHarness) -> int:
+def counted_rows(harness: Harness) -> int:
     ((count,),) = harness.execute("SELECT count(*) FROM feedq.landed_count")
     assert isinstance(count, int)
     return count
 
 
-def pass_minutes(harness: PostgresHarness, feed: Feed, minutes: int, *, rows: int) -> None:
+def pass_minutes(harness: Harness, feed: Feed, minutes: int, *, rows: int) -> None:
     for _ in range(minutes):
         harness.store.landed.count()
         land(harness, feed, rows)
         next_minute(harness)
 
 
-def test_what_landed_is_told_minute_by_minute(postgres_harness: PostgresHarness) -> None:
-    harness, feed = postgres_harness, postgres_harness.feed()
+def test_what_landed_is_told_minute_by_minute(harness: Harness) -> None:
+    feed = harness.feed()
     for landed, dead in ((10, 0), (0, 0), (7, 2)):
         harness.store.landed.count()
         land(harness, feed, landed, dead=dead)
@@ -80,9 +80,8 @@ def test_what_landed_is_told_minute_by_minute(postgres_harness: PostgresHarness)
 
 
 def test_a_minute_is_counted_once_however_many_beats_there_are(
-    postgres_harness: PostgresHarness, control_database_url: str
+    harness: Harness, control_database_url: str
 ) -> None:
-    harness = postgres_harness
     harness.feed()
     others = [PostgresStore(control_database_url) for _ in range(4)]
     try:
@@ -98,8 +97,8 @@ def test_a_minute_is_counted_once_however_many_beats_there_are(
             store.close()
 
 
-def test_a_beat_that_ends_before_it_commits_has_counted_nothing(postgres_harness: PostgresHarness) -> None:
-    harness, feed = postgres_harness, postgres_harness.feed()
+def test_a_beat_that_ends_before_it_commits_has_counted_nothing(harness: Harness) -> None:
+    feed = harness.feed()
     pass_minutes(harness, feed, 2, rows=10)
     harness.execute(
         "CREATE FUNCTION feedq.end_me() RETURNS trigger LANGUAGE plpgsql AS "
@@ -117,8 +116,8 @@ def test_a_beat_that_ends_before_it_commits_has_counted_nothing(postgres_harness
     assert known(harness, feed) == [10, 10]
 
 
-def test_a_feed_that_is_declared_anew_begins_anew(postgres_harness: PostgresHarness) -> None:
-    harness, feed = postgres_harness, postgres_harness.feed()
+def test_a_feed_that_is_declared_anew_begins_anew(harness: Harness) -> None:
+    feed = harness.feed()
     pass_minutes(harness, feed, 1, rows=10)
     harness.execute("UPDATE feedq.lease SET records_total = 3")
     harness.store.landed.count()
@@ -130,9 +129,9 @@ def test_a_feed_that_is_declared_anew_begins_anew(postgres_harness: PostgresHarn
 
 
 def test_an_hour_by_minutes_and_a_day_by_quarters_are_kept_and_no_more(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    harness, feed = postgres_harness, postgres_harness.feed()
+    feed = harness.feed()
     # As 1,600 minutes, in which a row landed each, have left it: all of them, before anything is deleted.
     harness.execute(
         "INSERT INTO feedq.landed_count (chunk, at, daily, places, records, dead_letters, silent_s) "
@@ -155,8 +154,7 @@ def test_an_hour_by_minutes_and_a_day_by_quarters_are_kept_and_no_more(
     assert counted_rows(harness) == 1
 
 
-def test_feeds_of_a_page_are_read_together(postgres_harness: PostgresHarness) -> None:
-    harness = postgres_harness
+def test_feeds_of_a_page_are_read_together(harness: Harness) -> None:
     near = harness.feed("near")
     harness.execute("SELECT setval(pg_get_serial_sequence('feedq.feed', 'id'), %s)", 5_000)
     far = harness.feed("far")

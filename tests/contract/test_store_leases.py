@@ -24,7 +24,7 @@ from feedq.core.model import (
     WorkerState,
 )
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
+from tests.contract.harness import TTL_S, Harness, progress, spec
 
 UNSTORABLE = "half \ud800, NUL \0"
 STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])
@@ -261,10 +261,7 @@ def test_a_report_says_which_feeds_are_lost(harness: Harness) -> None:
     [None, 0, "x", {"k\x00": ["\x00", "\ud800"]}, {"deep": [{"er": 1.5}]}, 10**30, "\u2028", [float("nan")]],
     ids=ascii,
 )
-def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(
-    postgres_harness: PostgresHarness, cursor: JSON
-) -> None:
-    harness = postgres_harness
+def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(harness: Harness, cursor: JSON) -> None:
     worker = harness.worker()
     odd, plain = harness.feed("odd"), harness.feed("plain")
     keys = [harness.run(odd, worker), harness.run(plain, worker)]

@@ -23,7 +23,7 @@ from feedq.core.model import Concern, LeaseState, Load, NewWorker, Reason, Selec
 from feedq.core.selection import Selection, SelectionOrder
 from feedq.verbs.diagnosis.fleet_checks import summary
 from feedq.verbs.troubles import REASONS, TROUBLED
-from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
+from tests.contract.harness import TTL_S, Harness, progress, spec
 from tests.fakes.listing import chosen_of, in_order, required_by, tallies_of, troubles_of
 from tests.fakes.standing import standing
 
@@ -71,11 +71,11 @@ SOME = [*PLAIN, *EVERYTHING[::61]]
 
 
 @pytest.fixture
-def listing(postgres_harness: PostgresHarness) -> FeedListing:
-    return postgres_harness.store.listing
+def listing(harness: Harness) -> FeedListing:
+    return harness.store.listing
 
 
-def declare(url: str, harness: PostgresHarness, chosen: Sequence[Any]) -> None:
+def declare(url: str, harness: Harness, chosen: Sequence[Any]) -> None:
     """One feed for each of these."""
     ids: dict[str | None, str | None] = {None: None}
     for name, (lag_s, age_s) in WORKERS.items():
@@ -127,9 +127,9 @@ def declare(url: str, harness: PostgresHarness, chosen: Sequence[Any]) -> None:
 
 
 @pytest.fixture
-def everything(postgres_harness: PostgresHarness, control_database_url: str) -> PostgresHarness:
-    declare(control_database_url, postgres_harness, SOME)
-    return postgres_harness
+def everything(harness: Harness, control_database_url: str) -> Harness:
+    declare(control_database_url, harness, SOME)
+    return harness
 
 
 def _timeless(said: str | None) -> str | None:
@@ -138,10 +138,10 @@ def _timeless(said: str | None) -> str | None:
 
 
 def test_a_feed_has_the_status_and_the_reason_that_its_lease_and_its_worker_tell(
-    postgres_harness: PostgresHarness, listing: FeedListing, control_database_url: str
+    harness: Harness, listing: FeedListing, control_database_url: str
 ) -> None:
-    declare(control_database_url, postgres_harness, EVERYTHING)
-    views, workers = postgres_harness.store.feeds.views(), postgres_harness.store.workers.views()
+    declare(control_database_url, harness, EVERYTHING)
+    views, workers = harness.store.feeds.views(), harness.store.workers.views()
     owners = {
         one.worker.name: Owner(
             one.worker.name, one.worker.load.loop_lag_s, one.worker.heartbeat_at, one.worker.expires_at
@@ -149,7 +149,7 @@ def test_a_feed_has_the_status_and_the_reason_that_its_lease_and_its_worker_tell
         for one in workers
     }
     assert {view.status for view in views} == set(Status)
-    now = postgres_harness.store.now()
+    now = harness.store.now()
     for view in views:
         owner = None if view.worker is None else owners[view.worker]
         expected = standing(view.feed, view.lease, owner, now=now)
@@ -180,9 +180,7 @@ def test_both_stores_judge_a_worker_by_its_heartbeat_and_not_by_its_feeds(harnes
     assert h.store.feeds.views(worker=worker.name)[0].status is Status.FAILING
 
 
-def test_the_numbers_are_those_of_counting_every_feed(
-    everything: PostgresHarness, listing: FeedListing
-) -> None:
+def test_the_numbers_are_those_of_counting_every_feed(everything: Harness, listing: FeedListing) -> None:
     views, workers = everything.store.feeds.views(), everything.store.workers.views()
     counted = {(t.status, t.reason): t.feeds for t in listing.tallies()}
     assert counted == Counter((view.status, view.lease.reason) for view in views)
@@ -190,7 +188,7 @@ def test_the_numbers_are_those_of_counting_every_feed(
 
 
 def test_pages_follow_each_other_in_any_order_and_direction(
-    everything: PostgresHarness, listing: FeedListing
+    everything: Harness, listing: FeedListing
 ) -> None:
     everything.execute(
         "UPDATE feedq.lease SET event_at = now() - make_interval(secs => epoch) WHERE epoch > 1"
@@ -203,7 +201,7 @@ def test_pages_follow_each_other_in_any_order_and_direction(
         assert found == [v.feed.name for v in in_order(views, order, reverse=reverse)], (order, reverse)
 
 
-def test_counts_are_of_what_is_chosen(everything: PostgresHarness, listing: FeedListing) -> None:
+def test_counts_are_of_what_is_chosen(everything: Harness, listing: FeedListing) -> None:
     views = everything.store.feeds.views()
     chosen = Selection(worker="moves@host", tenant="tenant-1", removing=True)
     expected = chosen_of(chosen, views)
@@ -216,8 +214,8 @@ def test_counts_are_of_what_is_chosen(everything: PostgresHarness, listing: Feed
     "search",
     ["acme/ORDERS", "100%_of", "it's", "back\\slash", "region", "%", "_", "Größe", "a:b", ":search"],
 )
-def test_a_search_is_plain_text(postgres_harness: PostgresHarness, listing: FeedListing, search: str) -> None:
-    feeds = postgres_harness.store.feeds
+def test_a_search_is_plain_text(harness: Harness, listing: FeedListing, search: str) -> None:
+    feeds = harness.store.feeds
     feeds.add(spec("acme/orders"))
     feeds.add(spec("100%_of-it's-back\\slash:search"))
     feeds.add(spec("größe-a:b", labels={"region": "eu"}))
@@ -233,7 +231,7 @@ def test_a_search_is_plain_text(postgres_harness: PostgresHarness, listing: Feed
 
 
 def test_a_text_is_found_in_the_same_feeds_where_few_show_it_and_where_many_do(
-    everything: PostgresHarness, listing: FeedListing, monkeypatch: pytest.MonkeyPatch
+    everything: Harness, listing: FeedListing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything.execute("UPDATE feedq.lease SET last_error = 'No Route to host' WHERE epoch = 3")
     for text in ("feed-0001", "TENANT-1", "moves@", "no_capa", "sink is away", "no route", "nothing"):
@@ -248,17 +246,15 @@ def test_a_text_is_found_in_the_same_feeds_where_few_show_it_and_where_many_do(
         assert bool(found[0][1]) is (text != "nothing"), text
 
 
-def test_a_feed_that_lost_its_lease_row_counts_as_waiting(
-    postgres_harness: PostgresHarness, listing: FeedListing
-) -> None:
-    feed = postgres_harness.store.feeds.add(spec())
-    postgres_harness.delete_lease(feed.id)
+def test_a_feed_that_lost_its_lease_row_counts_as_waiting(harness: Harness, listing: FeedListing) -> None:
+    feed = harness.store.feeds.add(spec())
+    harness.delete_lease(feed.id)
     assert [view.status for view in listing.after(EVERY)] == [Status.WAITING]
     found = [(t.status, t.reason, t.records_total) for t in listing.tallies()]
     assert found == [(Status.WAITING, Reason.NEW, 0)]
 
 
-def test_no_feeds_are_an_empty_page(postgres_harness: PostgresHarness, listing: FeedListing) -> None:
+def test_no_feeds_are_an_empty_page(harness: Harness, listing: FeedListing) -> None:
     assert (listing.after(EVERY), listing.tallies()) == ([], [])
 
 
@@ -283,9 +279,7 @@ SELECTIONS = (
 )
 
 
-def test_the_database_chooses_what_a_selection_does(
-    everything: PostgresHarness, listing: FeedListing
-) -> None:
+def test_the_database_chooses_what_a_selection_does(everything: Harness, listing: FeedListing) -> None:
     feeds = everything.store.feeds
     for view in listing.selected(Selection())[::3]:
         labels = {"region": "eu"} | ({"plan": "gold"} if view.feed.id % 2 else {})
@@ -304,7 +298,7 @@ def test_the_database_chooses_what_a_selection_does(
 
 
 def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(
-    everything: PostgresHarness, listing: FeedListing
+    everything: Harness, listing: FeedListing
 ) -> None:
     feeds = everything.store.feeds
     for view in listing.selected(Selection())[::2]:

@@ -14,7 +14,7 @@ from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, W
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, PostgresHarness, progress
+from tests.contract.harness import Harness, progress
 
 HOLD_S = 20.0
 
@@ -22,7 +22,7 @@ HOLD_S = 20.0
 @pytest.fixture
 def holding(control_database_url: str) -> Iterator[Harness]:
     """A store of workers whose announced restarts are waited for."""
-    made = PostgresHarness(control_database_url, restart_hold_s=HOLD_S)
+    made = Harness(control_database_url, restart_hold_s=HOLD_S)
     yield made
     made.close()
 
@@ -365,9 +365,9 @@ def test_a_held_feed_that_is_paused_or_moved_waits_for_nobody(holding: Harness) 
     assert (lease.reason, lease.held_for, lease.retry_at) == (Reason.PAUSED, None, None)
 
 
-def test_nobody_calls_a_feed_paused_while_its_owner_has_not_let_go(postgres_harness: PostgresHarness) -> None:
+def test_nobody_calls_a_feed_paused_while_its_owner_has_not_let_go(harness: Harness) -> None:
     """Whoever has it next fences the owner off, and of a feed that is paused there is nobody next."""
-    h = postgres_harness
+    h = harness
     worker, feed = h.worker(ttl_s=9999), h.feed()
     key = h.run(feed, worker)
     h.store.feeds.set_target(feed.name, TargetState.PAUSED)
@@ -385,8 +385,8 @@ def test_nobody_calls_a_feed_paused_while_its_owner_has_not_let_go(postgres_harn
     assert h.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)]) == []
 
 
-def test_a_feed_that_was_to_move_and_is_paused_waits_for_its_owner(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_a_feed_that_was_to_move_and_is_paused_waits_for_its_owner(harness: Harness) -> None:
+    h = harness
     source, target, feed = h.worker("a", ttl_s=9999), h.worker("b", ttl_s=9999), h.feed()
     key = h.run(feed, source)
     h.transfer(feed, source, target, stop_within_s=30)

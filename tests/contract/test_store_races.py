@@ -14,14 +14,14 @@ from feedq.control.store import database
 from feedq.core import limits
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.errors import Unavailable
-from tests.contract.harness import TTL_S, PostgresHarness, progress
+from tests.contract.harness import TTL_S, Harness, progress
 
 WAIT_S = 30.0
 HAMMER_S = 1.5
 
 
-def test_an_expiry_and_the_leases_it_frees_become_visible_together(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_an_expiry_and_the_leases_it_frees_become_visible_together(harness: Harness) -> None:
+    h = harness
     worker, feed = h.worker(), h.feed()
     h.run(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
@@ -35,9 +35,9 @@ def test_an_expiry_and_the_leases_it_frees_become_visible_together(postgres_harn
 
 
 def test_a_claim_that_races_with_an_expiry_finds_the_lease_freed(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
@@ -50,9 +50,9 @@ def test_a_claim_that_races_with_an_expiry_finds_the_lease_freed(
 
 
 def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
@@ -66,9 +66,9 @@ def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
 
 
 def test_a_release_that_races_with_an_expiry_has_no_effect(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker, feed = h.worker(), h.feed()
     key = h.run(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
@@ -81,9 +81,9 @@ def test_a_release_that_races_with_an_expiry_has_no_effect(
 
 
 def test_a_heartbeat_that_races_with_an_expiry_learns_that_the_worker_is_gone(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker = h.worker(ttl_s=5)
     h.elapse(10)
     with h.store.fleet.reconcile_pass() as p:
@@ -96,9 +96,9 @@ def test_a_heartbeat_that_races_with_an_expiry_learns_that_the_worker_is_gone(
 
 
 def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker = h.worker(ttl_s=5)
     h.elapse(10)
     with h.store.fleet.reconcile_pass() as p:
@@ -110,12 +110,12 @@ def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
 
 
 def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has locked the rows of the workers it assigned to, and no other pass may begin meanwhile."""
     # As it is outside of tests, where none has to wait for all others.
     monkeypatch.setattr(database, "IDLE_IN_TRANSACTION_TIMEOUT_MS", 3_000)
-    h = postgres_harness
+    h = harness
     h.end_sessions()
     worker, feed = h.worker(), h.feed()
     h.absorb_edits()
@@ -138,10 +138,8 @@ def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
     h.end_sessions()
 
 
-def test_of_many_passes_at_once_one_is_let_in(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
-) -> None:
-    h = postgres_harness
+def test_of_many_passes_at_once_one_is_let_in(harness: Harness, threads: ThreadPoolExecutor) -> None:
+    h = harness
     all_are_in = threading.Barrier(4)
 
     def enter() -> bool:
@@ -154,9 +152,9 @@ def test_of_many_passes_at_once_one_is_let_in(
 
 
 def test_a_message_claimed_by_many_at_once_is_granted_once(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+    harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker = h.worker()
     keys = [h.assign(h.feed(f"f{i}"), worker) for i in range(10)]
     at_once = threading.Barrier(4)
@@ -170,11 +168,11 @@ def test_a_message_claimed_by_many_at_once_is_granted_once(
 
 
 def test_everything_at_once_never_deadlocks(
-    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Owners, people and passes on the same few rows; a deadlock would surface as `Unavailable`."""
     monkeypatch.setattr(limits, "DISPATCH_TIMEOUT_S", 0.01)
-    h = postgres_harness
+    h = harness
     workers = [h.worker("a"), h.worker("b")]
     feeds = [h.feed(f"f{i}") for i in range(8)]
     deadline = time.monotonic() + HAMMER_S

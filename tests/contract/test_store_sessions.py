@@ -18,7 +18,7 @@ from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import Load
 from feedq.errors import Unavailable
 from feedq.settings import Settings
-from tests.contract.harness import TTL_S, PostgresHarness
+from tests.contract.harness import TTL_S, Harness
 
 BEATS = 200
 
@@ -43,18 +43,18 @@ def many_open_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_open_files")
 def test_a_session_of_a_worker_with_a_thousand_open_sockets_waits_and_hears(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    worker = postgres_harness.worker("w1")
-    session = WorkerSession(postgres_harness.url, worker, ttl_s=TTL_S)
-    listener = postgres_harness.store.worker_listener(worker)
+    worker = harness.worker("w1")
+    session = WorkerSession(harness.url, worker, ttl_s=TTL_S)
+    listener = harness.store.worker_listener(worker)
     try:
         assert session.heartbeat(Load()) is not None
         assert session.wait(0.01) is False
         session.interrupt()
         assert session.wait(10) is False
         assert listener.wait(0.01) is False
-        postgres_harness.break_sessions(worker)
+        harness.break_sessions(worker)
         # The server's farewell may come before the end of the connection.
         waits = (session.wait(10) for _ in range(3))
         with pytest.raises(Unavailable):
@@ -73,22 +73,22 @@ def probes(execute: Callable[[str], Any]) -> dict[str, int]:
     ("timeout_s", "idle_s", "user_ms"), [(0, None, 0), (0.5, 1, 500), (3600, 1800, 3.6e6)]
 )
 def test_how_long_the_other_end_may_be_silent_can_be_set(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
     timeout_s: float,
     idle_s: int | None,
     user_ms: int,
 ) -> None:
     monkeypatch.setattr(database_module, "settings", lambda: Settings(database_timeout_s=timeout_s))
-    with connect_once(postgres_harness.url) as c:
+    with connect_once(harness.url) as c:
         found = probes(lambda sql: c.execute(sql.replace("%", "%%")))
     assert found["tcp_user_timeout"] == user_ms
     assert idle_s in (found["tcp_keepalives_idle"], None)
 
 
-def test_a_heartbeat_leaves_nothing_for_a_vacuum(postgres_harness: PostgresHarness) -> None:
+def test_a_heartbeat_leaves_nothing_for_a_vacuum(harness: Harness) -> None:
     """No indexed column changes, and there is room in the page."""
-    h = postgres_harness
+    h = harness
 
     def within_the_page() -> int:
         ((count,),) = h.execute(
@@ -110,8 +110,8 @@ def test_a_heartbeat_leaves_nothing_for_a_vacuum(postgres_harness: PostgresHarne
 
 
 @pytest.fixture
-def database(postgres_harness: PostgresHarness) -> Iterator[Database]:
-    with closing(Database(postgres_harness.url, application_name="test")) as opened:
+def database(harness: Harness) -> Iterator[Database]:
+    with closing(Database(harness.url, application_name="test")) as opened:
         yield opened
 
 

@@ -15,7 +15,7 @@ from feedq.control.store import passes
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
-from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, PostgresHarness, progress
+from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress
 from tests.contract.test_store_races import WAIT_S
 
 FEEDS = 5_000
@@ -27,7 +27,7 @@ PLANNER_ROWS = 60
 HAMMER_S = 1.0
 
 
-def many_running(h: PostgresHarness, workers: list[Worker], feeds: int) -> None:
+def many_running(h: Harness, workers: list[Worker], feeds: int) -> None:
     """So many feeds, evenly on these workers, as if they had been placed and claimed."""
     h.execute(
         "INSERT INTO feedq.feed (name, connector, source, sink, dirty) "
@@ -43,7 +43,7 @@ def many_running(h: PostgresHarness, workers: list[Worker], feeds: int) -> None:
     h.execute("ANALYZE feedq.feed, feedq.lease")
 
 
-def held(h: PostgresHarness) -> dict[str, tuple[int, float]]:
+def held(h: Harness) -> dict[str, tuple[int, float]]:
     """What the counters say each worker holds, beside what its leases say."""
     with h.in_a_pass() as p:
         counted = {str(c.worker_id): (c.feeds, round(c.load, 6)) for c in p.candidates()}
@@ -59,8 +59,8 @@ def held(h: PostgresHarness) -> dict[str, tuple[int, float]]:
     return counted
 
 
-def test_an_idle_pass_reads_no_row_of_any_feed(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_an_idle_pass_reads_no_row_of_any_feed(harness: Harness) -> None:
+    h = harness
     workers = [h.worker(name, capacity=FEEDS, ttl_s=999) for name in "abc"]
     many_running(h, workers, FEEDS)
     h.reconcile()
@@ -72,9 +72,9 @@ def test_an_idle_pass_reads_no_row_of_any_feed(postgres_harness: PostgresHarness
 
 
 def test_what_is_freed_is_looked_up_even_if_the_planner_takes_every_feed_for_dirty(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    h = postgres_harness
+    h = harness
     workers = [h.worker(str(n), ttl_s=999) for n in range(200)]
     many_running(h, workers, FEEDS)
     h.execute("UPDATE feedq.feed SET dirty = true")
@@ -84,9 +84,9 @@ def test_what_is_freed_is_looked_up_even_if_the_planner_takes_every_feed_for_dir
 
 
 def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_idle(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker = h.worker(capacity=FEEDS, ttl_s=999)
     many_running(h, [worker], FEEDS)
     h.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'new'")
@@ -100,8 +100,8 @@ def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_i
     assert h.rows_read_by(decide) <= FEEDS / 2
 
 
-def test_the_counters_tell_what_workers_hold_whatever_happens(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_the_counters_tell_what_workers_hold_whatever_happens(harness: Harness) -> None:
+    h = harness
     a, b = h.worker("a"), h.worker("b")
     feeds = [h.feed(f"f{i}", weight=0.1 * (i + 1)) for i in range(6)]
     keys = [h.run(feed, a) for feed in feeds[:4]]
@@ -120,8 +120,8 @@ def test_the_counters_tell_what_workers_hold_whatever_happens(postgres_harness: 
     assert [v.leases for v in h.store.workers.views(gone=True)] == [0, 2]
 
 
-def test_the_counters_stay_exact_while_everybody_writes(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_the_counters_stay_exact_while_everybody_writes(harness: Harness) -> None:
+    h = harness
     workers = [h.worker(name, ttl_s=999) for name in "ab"]
     for i in range(10):
         h.feed(f"f{i}", weight=0.5 + i)
@@ -144,8 +144,8 @@ def test_the_counters_stay_exact_while_everybody_writes(postgres_harness: Postgr
     assert sum(feeds for feeds, _ in held(h).values()) > 0
 
 
-def test_a_sweep_counts_anew_what_was_miscounted(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_a_sweep_counts_anew_what_was_miscounted(harness: Harness) -> None:
+    h = harness
     worker = h.worker(ttl_s=999)
     for i in range(3):
         h.run(h.feed(f"f{i}"), worker)
@@ -157,9 +157,9 @@ def test_a_sweep_counts_anew_what_was_miscounted(postgres_harness: PostgresHarne
 
 
 def test_a_sweep_goes_page_by_page_from_pass_to_pass(
-    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    h = postgres_harness
+    h = harness
     monkeypatch.setattr(passes, "SWEEP_PAGE", 100)
     worker = h.worker(capacity=1000, ttl_s=999)
     many_running(h, [worker], 250)
@@ -171,10 +171,8 @@ def test_a_sweep_goes_page_by_page_from_pass_to_pass(
         assert not p.sweep_is_due(interval_s=60.0)
 
 
-def test_history_is_trimmed_a_page_at_a_time(
-    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    h = postgres_harness
+def test_history_is_trimmed_a_page_at_a_time(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = harness
     monkeypatch.setattr(passes, "SWEEP_PAGE", 100)
     # The planner takes the table for empty.
     h.execute("INSERT INTO feedq.event (kind) VALUES ('old'); DELETE FROM feedq.event; ANALYZE feedq.event")
@@ -200,29 +198,29 @@ LOOKUPS = 10
 
 
 @pytest.fixture
-def stale(postgres_harness: PostgresHarness) -> Iterator[PostgresHarness]:
+def stale(harness: Harness) -> Iterator[Harness]:
     """Whose statistics stay as they are until a test asks for others."""
-    h = postgres_harness
+    h = harness
     h.execute("ALTER TABLE feedq.lease SET (autovacuum_enabled = false)")
     yield h
     h.execute("ALTER TABLE feedq.lease RESET (autovacuum_enabled); ANALYZE feedq.lease")
 
 
-def claim(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
+def claim(h: Harness, worker: Worker, keys: list[FeedKey]) -> int:
     return len(h.store.leases.claim(worker.id, keys))
 
 
-def release(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
+def release(h: Harness, worker: Worker, keys: list[FeedKey]) -> int:
     return len(
         h.store.leases.release(worker.id, [Release(*key, Reason.BACKOFF, retry_in_s=9) for key in keys])
     )
 
 
-def report(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
+def report(h: Harness, worker: Worker, keys: list[FeedKey]) -> int:
     return len(h.store.leases.report(worker.id, [progress(key) for key in keys]).held)
 
 
-def transfer(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
+def transfer(h: Harness, worker: Worker, keys: list[FeedKey]) -> int:
     target = h.worker("target")
     moves = [Transfer(feed_id, worker.id, target.id) for feed_id, _ in keys]
     with h.in_a_pass() as p:
@@ -234,7 +232,7 @@ def transfer(h: PostgresHarness, worker: Worker, keys: list[FeedKey]) -> int:
     [(claim, "assigned"), (release, "running"), (report, "running"), (transfer, "running")],
 )
 def test_leases_are_looked_up_by_their_keys_even_if_the_planner_takes_none_to_match(
-    stale: PostgresHarness, verb: Callable[[PostgresHarness, Worker, list[FeedKey]], int], state: str
+    stale: Harness, verb: Callable[[Harness, Worker, list[FeedKey]], int], state: str
 ) -> None:
     h = stale
     worker = h.worker(capacity=FEEDS, ttl_s=999)
@@ -251,7 +249,7 @@ def test_leases_are_looked_up_by_their_keys_even_if_the_planner_takes_none_to_ma
 
 
 def test_a_heartbeat_that_was_planned_when_there_was_no_lease_looks_up_what_waits_for_its_worker(
-    stale: PostgresHarness,
+    stale: Harness,
 ) -> None:
     h = stale
     worker = h.worker(capacity=FEEDS, ttl_s=999)
@@ -275,8 +273,8 @@ def test_a_heartbeat_that_was_planned_when_there_was_no_lease_looks_up_what_wait
     assert rows[0] <= LOOKUPS
 
 
-def test_a_report_that_waits_for_a_lease_finds_it_lost(postgres_harness: PostgresHarness) -> None:
-    h = postgres_harness
+def test_a_report_that_waits_for_a_lease_finds_it_lost(harness: Harness) -> None:
+    h = harness
     worker, feed = h.worker(), h.feed()
     key = h.run(feed, worker)
     with ThreadPoolExecutor(1) as thread:
@@ -289,9 +287,9 @@ def test_a_report_that_waits_for_a_lease_finds_it_lost(postgres_harness: Postgre
 
 
 def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker, other = h.worker("w1"), h.worker("w2")
     held, free, assigned, lost = (h.feed(f"f{n}") for n in range(4))
     keys = [h.run(held, worker), h.run(free, worker)]
@@ -319,9 +317,9 @@ def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
 
 
 def test_a_claim_that_waits_for_a_lease_reads_the_feed_as_it_was_edited_meanwhile(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    h = postgres_harness
+    h = harness
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
     with ThreadPoolExecutor(1) as thread, closing(psycopg2.connect(h.url)) as other, other.cursor() as cursor:

@@ -8,7 +8,7 @@ import pytest
 
 from feedq.core.model import LeaseState, Reason, Release, TargetState
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, PostgresHarness, spec
+from tests.contract.harness import Harness, spec
 
 
 def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
@@ -69,20 +69,18 @@ def test_history_is_trimmed_after_its_retention(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("reason", [None, "paused"])
-def test_a_lease_that_was_set_idle_by_hand_is_placed_again(
-    postgres_harness: PostgresHarness, reason: str | None
-) -> None:
-    store = postgres_harness.store
-    postgres_harness.worker("w1")
+def test_a_lease_that_was_set_idle_by_hand_is_placed_again(harness: Harness, reason: str | None) -> None:
+    store = harness.store
+    harness.worker("w1")
     store.feeds.add(spec())
-    _, sent = postgres_harness.reconcile()
+    _, sent = harness.reconcile()
     store.leases.claim(sent[0].worker_id, [sent[0].key])
-    postgres_harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = %s", reason)
-    _, unswept = postgres_harness.reconcile()
+    harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = %s", reason)
+    _, unswept = harness.reconcile()
     assert unswept == []
-    report, again = postgres_harness.reconcile(sweep=True)
+    report, again = harness.reconcile(sweep=True)
     if not again:
-        _, again = postgres_harness.reconcile()
+        _, again = harness.reconcile()
     assert report.repaired == 1
     assert [one.epoch for one in again] == [2]
     lease = store.feeds.view("acme/orders").lease
@@ -92,23 +90,23 @@ def test_a_lease_that_was_set_idle_by_hand_is_placed_again(
 FAILED_BY_HAND = "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'failed', retry_at = "
 
 
-def test_a_failed_feed_is_no_matter_for_the_sweep(postgres_harness: PostgresHarness) -> None:
-    postgres_harness.worker("w1")
-    postgres_harness.store.feeds.add(spec())
-    postgres_harness.reconcile()
-    postgres_harness.execute(f"{FAILED_BY_HAND} clock_timestamp() + interval '9 min'")
-    report, sent = postgres_harness.reconcile(sweep=True)
+def test_a_failed_feed_is_no_matter_for_the_sweep(harness: Harness) -> None:
+    harness.worker("w1")
+    harness.store.feeds.add(spec())
+    harness.reconcile()
+    harness.execute(f"{FAILED_BY_HAND} clock_timestamp() + interval '9 min'")
+    report, sent = harness.reconcile(sweep=True)
     assert (report.repaired, sent) == (0, [])
-    assert postgres_harness.store.feeds.view("acme/orders").lease.reason is Reason.FAILED
+    assert harness.store.feeds.view("acme/orders").lease.reason is Reason.FAILED
 
 
 def test_a_failed_feed_that_nobody_would_look_at_again_is_started_by_the_sweep(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
     """As somebody may leave it who changes leases by hand."""
-    postgres_harness.worker("w1")
-    feed = postgres_harness.store.feeds.add(spec())
-    postgres_harness.reconcile()
-    postgres_harness.execute(f"{FAILED_BY_HAND} NULL")
-    assert postgres_harness.reconcile()[1] == []
-    assert [a.feed_id for a in postgres_harness.reconcile(sweep=True)[1]] == [feed.id]
+    harness.worker("w1")
+    feed = harness.store.feeds.add(spec())
+    harness.reconcile()
+    harness.execute(f"{FAILED_BY_HAND} NULL")
+    assert harness.reconcile()[1] == []
+    assert [a.feed_id for a in harness.reconcile(sweep=True)[1]] == [feed.id]

@@ -34,7 +34,7 @@ from feedq.core.model import (
 from feedq.settings import Settings
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
-from tests.contract.harness import PostgresHarness
+from tests.contract.harness import Harness
 from tests.proxy import PostgresProxy
 from tests.waiting import until
 
@@ -72,7 +72,7 @@ class Source:
 class Stage:
     """One supervisor, its control database, and a source."""
 
-    def __init__(self, harness: PostgresHarness, *, source: Source | None = None, **settings: Any) -> None:
+    def __init__(self, harness: Harness, *, source: Source | None = None, **settings: Any) -> None:
         self.harness, self.store = harness, harness.store
         self.source = source or Source()
         self.said: list[str] = []
@@ -133,8 +133,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(postgres_harness: PostgresHarness) -> Iterator[Stage]:
-    made = Stage(postgres_harness)
+def stage(harness: Harness) -> Iterator[Stage]:
+    made = Stage(harness)
     yield made
     made.leave()
     made.source.close()
@@ -274,8 +274,8 @@ def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
 
 
 @pytest.fixture
-def sink(postgres_harness: PostgresHarness) -> Iterator[PostgresProxy]:
-    with PostgresProxy(postgres_harness.url) as proxy:
+def sink(harness: Harness) -> Iterator[PostgresProxy]:
+    with PostgresProxy(harness.url) as proxy:
         yield proxy
 
 

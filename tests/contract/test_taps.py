@@ -14,7 +14,7 @@ from feedq.core.model import FeedSpec, Load
 from feedq.core.tap import LISTENERS_MAX, PARTS_KEPT, TapPart, TappedRecord
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
-from tests.contract.harness import TTL_S, PostgresHarness
+from tests.contract.harness import TTL_S, Harness
 from tests.contract.test_supervisor import Stage, stage
 
 __all__ = ["stage"]
@@ -25,28 +25,28 @@ def part(feed_id: int, text: str = "a", *, epoch: int = 1, left_out: int = 0, re
     return TapPart(feed_id, epoch, (record,), left_out, refused)
 
 
-def tapped(harness: PostgresHarness, worker_id: UUID) -> tuple[int, ...]:
+def tapped(harness: Harness, worker_id: UUID) -> tuple[int, ...]:
     answer = harness.store.workers.heartbeat(worker_id, Load(), ttl_s=TTL_S)
     assert answer is not None
     return answer.tapped
 
 
-def kept(harness: PostgresHarness) -> int:
+def kept(harness: Harness) -> int:
     ((count,),) = harness.execute("SELECT count(*) FROM feedq.tap_part")
     assert isinstance(count, int)
     return count
 
 
 def test_a_worker_hears_of_listeners_to_its_feeds_and_they_see_what_it_lands(
-    postgres_harness: PostgresHarness,
+    harness: Harness,
 ) -> None:
-    taps, worker, other = postgres_harness.store.taps, postgres_harness.worker("w"), postgres_harness.worker()
-    feed = postgres_harness.feed()
-    key = postgres_harness.run(feed, worker)
-    assert tapped(postgres_harness, worker.id) == ()
+    taps, worker, other = harness.store.taps, harness.worker("w"), harness.worker()
+    feed = harness.feed()
+    key = harness.run(feed, worker)
+    assert tapped(harness, worker.id) == ()
     first, second = (listen(taps, feed.id, seconds=60, limit=2) for _ in range(2))
-    assert (tapped(postgres_harness, worker.id), tapped(postgres_harness, other.id)) == ((feed.id,), ())
-    followed = postgres_harness.store.leases.follow(key)
+    assert (tapped(harness, worker.id), tapped(harness, other.id)) == ((feed.id,), ())
+    followed = harness.store.leases.follow(key)
     assert followed is not None
     assert followed.tapped
     taps.put(worker.id, [part(feed.id, "\x00 ü", left_out=3), part(feed.id, epoch=2, refused=1)])
@@ -54,52 +54,50 @@ def test_a_worker_hears_of_listeners_to_its_feeds_and_they_see_what_it_lands(
         rows = list(filter(None, listener))
         assert [row["event"] for row in rows] == ["record", "left_out", "record", "end"]
         assert (rows[0]["record"], rows[0]["worker"], rows[2]["epoch"]) == ("\x00 ü", "w", 2)
-        assert tapped(postgres_harness, worker.id) == others
-    assert (tapped(postgres_harness, worker.id), kept(postgres_harness)) == ((), 0)
-    (found, again) = postgres_harness.store.history.before(EventFilter((EventKind.FEED_TAPPED,)))
+        assert tapped(harness, worker.id) == others
+    assert (tapped(harness, worker.id), kept(harness)) == ((), 0)
+    (found, again) = harness.store.history.before(EventFilter((EventKind.FEED_TAPPED,)))
     assert found.feed == again.feed == feed.name
 
 
-def test_a_tap_ends_by_itself_when_its_listener_was_killed(postgres_harness: PostgresHarness) -> None:
-    taps, worker, feed = postgres_harness.store.taps, postgres_harness.worker(), postgres_harness.feed()
-    postgres_harness.run(feed, worker)
+def test_a_tap_ends_by_itself_when_its_listener_was_killed(harness: Harness) -> None:
+    taps, worker, feed = harness.store.taps, harness.worker(), harness.feed()
+    harness.run(feed, worker)
     killed = uuid4()
     taps.open(feed.id, killed)
     taps.put(worker.id, [part(feed.id)])
-    postgres_harness.elapse(601)
-    assert tapped(postgres_harness, worker.id) == ()
+    harness.elapse(601)
+    assert tapped(harness, worker.id) == ()
     taps.put(worker.id, [part(feed.id)])
-    assert kept(postgres_harness) == 1
-    with postgres_harness.store.fleet.reconcile_pass() as p:
+    assert kept(harness) == 1
+    with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         p.sweep()
-    assert (kept(postgres_harness), postgres_harness.execute("SELECT id FROM feedq.tap")) == (0, [])
+    assert (kept(harness), harness.execute("SELECT id FROM feedq.tap")) == (0, [])
     # It was only frozen: it goes on.
     assert taps.sign(feed.id, killed)
-    assert tapped(postgres_harness, worker.id) == (feed.id,)
+    assert tapped(harness, worker.id) == (feed.id,)
 
 
-def test_there_are_bounds_to_listeners_and_to_what_is_kept(postgres_harness: PostgresHarness) -> None:
-    taps, worker, feed = postgres_harness.store.taps, postgres_harness.worker(), postgres_harness.feed()
-    postgres_harness.run(feed, worker)
+def test_there_are_bounds_to_listeners_and_to_what_is_kept(harness: Harness) -> None:
+    taps, worker, feed = harness.store.taps, harness.worker(), harness.feed()
+    harness.run(feed, worker)
     for _ in range(LISTENERS_MAX):
         taps.open(feed.id, uuid4())
     with pytest.raises(Conflict, match=f"{LISTENERS_MAX} listen to feeds already"):
         taps.open(feed.id, uuid4())
     for n in range(PARTS_KEPT + 5):
         taps.put(worker.id, [part(feed.id, str(n))])
-    assert kept(postgres_harness) == PARTS_KEPT
+    assert kept(harness) == PARTS_KEPT
     assert taps.after(feed.id, 0)[-1][1].records[0].text == str(PARTS_KEPT + 4)
 
 
-def test_a_feed_that_is_removed_ends_its_tap(
-    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taps, feed = postgres_harness.store.taps, postgres_harness.feed()
+def test_a_feed_that_is_removed_ends_its_tap(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    taps, feed = harness.store.taps, harness.feed()
     monkeypatch.setattr("feedq.control.store.taps.SIGN_S", 0.0)
     rows = listen(taps, feed.id, seconds=60, limit=9)
     assert next(rows) is None
-    postgres_harness.store.feeds.remove(feed.name)
+    harness.store.feeds.remove(feed.name)
     assert list(rows) == [{"event": "end", "why": "the feed was removed"}]
     with pytest.raises(NotFound, match="is gone, or being removed"):
         taps.open(feed.id, uuid4())
