@@ -26,9 +26,7 @@ from feedq.celery.fleet_metrics import FleetReading, fleet_families
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
 from feedq.control.store.fleet_state import FleetState, JobState
-from feedq.core import lease
 from feedq.core import worker as core
-from feedq.core.model import LeaseState
 from feedq.core.values import Entry, Number
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions
@@ -100,18 +98,6 @@ def fleet_metrics_table() -> str:
 def _metric_row(family: Metric, labels: Sequence[str]) -> str:
     name = family.name + ("_total" if family.type == "counter" else "")
     return f"| `{name}` | {family.type} | {', '.join(f'`{label}`' for label in labels)} | {family.documentation} |"
-
-
-def lease_states() -> str:
-    """The diagram of the states, and the moves as a table."""
-    arrows: dict[tuple[LeaseState, LeaseState], list[str]] = {}
-    rows = ["| move | from | to | epoch |", "|---|---|---|---|"]
-    for (before, move), after in lease.TRANSITIONS.items():
-        grows = move is lease.Move.ASSIGN
-        arrows.setdefault((before, after), []).append(f"{move}{' (epoch + 1)' if grows else ''}")
-        rows.append(f"| `{move}` | `{before}` | `{after}` | {'grows' if grows else 'stays'} |")
-    diagram = [f"    {before} --> {after}: {', '.join(moves)}" for (before, after), moves in arrows.items()]
-    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> idle", *diagram, "```", "", *rows])
 
 
 def worker_states() -> str:
@@ -261,7 +247,6 @@ PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
     "catalogs.md": catalog_tables,
     "connectors.md": connector_tables,
     "sinks.md": lambda: {"options": partial(option_tables, SinkOptions)},
-    "../explanation/lease.md": lambda: {"lease": lease_states},
     "../explanation/worker.md": lambda: {"worker": worker_states},
 }
 

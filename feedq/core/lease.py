@@ -1,4 +1,4 @@
-"""The lease: who may run a feed, as a state machine and a handful of decisions.
+"""The lease: who may run a feed, as a handful of decisions.
 
 The protocol, in words. PostgreSQL holds one lease row a feed. A worker holds a lease under an *epoch*, a number
 that only grows; each statement that matters names the epoch it believes in and has no effect when that epoch
@@ -16,17 +16,14 @@ have stamped ``expires_at`` earlier than that. So the old owner has stopped befo
 clock is compared with another; they need only run at about the same rate.
 
 This module is pure: it neither reads a clock nor a database. `feedq.control.reconcile` and `feedq.worker` perform
-what it decides; what is decided of many rows at once stands in the statements of `feedq.control.store`. The
-diagram in ``docs/explanation/lease.md`` is drawn from `TRANSITIONS`."""
+what it decides; what is decided of many rows at once stands in the functions of ``feedq/control/sql``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import exp
-from types import MappingProxyType
 
 from feedq.core.model import (
     Feed,
@@ -42,51 +39,18 @@ from feedq.core.model import (
 
 
 class Move(StrEnum):
-    """A transition of a lease."""
+    """What an edit asks of a lease."""
 
-    ASSIGN = "assign"
-    """Reconcile chose a worker: the epoch grows."""
-    CLAIM = "claim"
-    """The chosen worker took it, under the same epoch."""
     WITHDRAW = "withdraw"
-    """Assigned and not claimed: in time, or because it is no longer wanted there. May be assigned anew."""
+    """It was assigned and has not been claimed yet: it may be assigned anew."""
     ASK_TO_STOP = "ask_to_stop"
-    """Pause, edit, removal or a move to another worker: the owner is asked to release the feed."""
-    RELEASE = "release"
-    """The owner released the feed."""
-    LOSE_WORKER = "lose_worker"
-    """The owner was declared gone."""
-    REAP = "reap"
-    """The owner was asked to release the feed and did not in time."""
+    """Its owner is asked to release the feed."""
 
-
-TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
-    {
-        (LeaseState.IDLE, Move.ASSIGN): LeaseState.ASSIGNED,
-        (LeaseState.ASSIGNED, Move.CLAIM): LeaseState.RUNNING,
-        (LeaseState.ASSIGNED, Move.WITHDRAW): LeaseState.IDLE,
-        (LeaseState.ASSIGNED, Move.LOSE_WORKER): LeaseState.IDLE,
-        (LeaseState.RUNNING, Move.ASK_TO_STOP): LeaseState.STOPPING,
-        (LeaseState.RUNNING, Move.RELEASE): LeaseState.IDLE,
-        (LeaseState.RUNNING, Move.LOSE_WORKER): LeaseState.IDLE,
-        (LeaseState.STOPPING, Move.RELEASE): LeaseState.IDLE,
-        (LeaseState.STOPPING, Move.LOSE_WORKER): LeaseState.IDLE,
-        (LeaseState.STOPPING, Move.REAP): LeaseState.IDLE,
-    }
-)
 
 TRUST_MARGIN = 1 / 6
 """The part of its ttl by which a worker that is cut off lets go sooner than the database gives its feeds away: it
 must exceed the drift of two clocks over one ttl, which is a thousandth where a clock is very bad. What is left is
 more than one and a half heartbeats."""
-
-
-def transition(state: LeaseState, move: Move) -> LeaseState:
-    """The state after ``move``; an unlisted pair is a bug and raises `ValueError`."""
-    try:
-        return TRANSITIONS[state, move]
-    except KeyError:
-        raise ValueError(f"a lease in state {state!s} cannot {move!s}") from None
 
 
 # -- the worker's side -------------------------------------------------------------------------------

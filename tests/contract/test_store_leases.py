@@ -278,6 +278,14 @@ def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(harness: H
 # -- stop requests, what is held, raising the epoch --------------------------------------------------
 
 
+def test_what_is_to_stop_cannot_be_claimed_again(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.stop(feed)
+    assert harness.store.leases.claim(worker.id, [key]) == []
+    assert harness.lease(feed).state is LeaseState.STOPPING
+
+
 def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
