@@ -100,7 +100,7 @@ CLI, CLI_IN_SINK = "feedq-cli", "feedq-cli/"
 STEPS = {
     "before it has the checkpoint": (CLI_IN_SINK, "SELECT feedq_checkpoint.feed_id"),
     "before the cursor is changed": (CLI_IN_SINK, "UPDATE feedq_checkpoint"),
-    "before history knows": (CLI, "UPDATE feedq.lease SET cursor"),
+    "before history knows": (CLI, "SELECT CAST(feedq_1.change_cursor"),
     "before the commit": (CLI_IN_SINK, "COMMIT"),
 }
 
@@ -131,7 +131,9 @@ def test_a_command_that_is_killed_leaves_the_old_cursor_or_the_new_one(bench: Be
     bench.wait_landed(KEYED, last + 2 * BACK)
     bench.check(KEYED)
     changes = bench.changes(KEYED)
-    assert len(changes) - known == (step == "before the commit")
+    # One statement tells history: what the proxy held of it may still arrive when the command is dead.
+    told = {"before history knows": (0, 1), "before the commit": (1,)}.get(step, (0,))
+    assert len(changes) - known in told
     if len(changes) > known:
         # Whether or not the commit still arrived, the cursor to go back to is known.
         assert int(changes[0]["before"]) - int(changes[0]["after"]) == BACK
