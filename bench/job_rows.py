@@ -184,7 +184,7 @@ def _wait_all(session: Any) -> int:
         cursor.execute(
             """
             INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job)
-            SELECT s.id, 'bench', t.at, t.at, t.at, s.job
+            SELECT s.id, 'bench', t.at, t.at, t.at, s.declaration
             FROM feedq.schedule s CROSS JOIN LATERAL (
                 SELECT clock_timestamp() - interval '100 ms' + s.id * interval '1 us') t (at)
             WHERE s.id > %s
