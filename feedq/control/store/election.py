@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
-from feedq.control.store.protocol import SCHEMA
 from feedq.control.store.session_ends import SessionEndWaiters
 from feedq.control.store.worker_session import Listener
 
@@ -72,7 +68,8 @@ class Election:
     ) -> None:
         """``waiters``: the end of so many workers is waited for, each by a session of its own, at most each
         ``rearm_s``; of more than that, of none."""
-        self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
+        self._host, self._pid, self._ttl_s = host, pid, ttl_s
+        self._term = {"election": BEAT_ELECTION[0], "candidate": holder, "ttl_s": ttl_s}
         self._settle_s = settle_s
         self._session = Listener(url, WAKE, application_name=f"feedq-beat/{holder}")
         self._is_direct = False
@@ -87,12 +84,19 @@ class Election:
 
     def campaign(self) -> bool:
         """Try to win; True when this candidate leads now."""
-        name, number = BEAT_ELECTION
+        _, number = BEAT_ELECTION
         won = self._session.execute("SELECT pg_try_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
         if not won[0][0]:
             return False
         self._vacancy.close()
-        self._call("lead", name, self._holder, self._host, self._pid, self._session.backend_pid, self._ttl_s)
+        self._session.call(
+            "lead",
+            bool,
+            **self._term,
+            host=self._host,
+            pid=self._pid,
+            backend=self._session.backend_pid,
+        )
         self._is_direct = self._session.holds(LEADER_LOCK_CLASS, number)
         # What it writes is of no use after a crash of the database, which ends the session and the term with it.
         self._session.execute("SET synchronous_commit = off")
@@ -100,7 +104,8 @@ class Election:
 
     def end_frozen_leader(self) -> bool:
         """End the sessions of a leader whose row has expired; True when there were any."""
-        return bool(self._call("end_frozen_leader", BEAT_ELECTION[0], self._ttl_s))
+        given = {"election": BEAT_ELECTION[0], "ttl_s": self._ttl_s}
+        return self._session.call("end_frozen_leader", int, **given) > 0
 
     def stand_by(self, pause_s: float) -> None:
         """Wait until the leader's session has ended, or until its row expires. Where neither will be heard, for
@@ -124,11 +129,11 @@ class Election:
 
     def renew(self) -> bool:
         """Extend the leader row; False when somebody else is leader now."""
-        return bool(self._call("lead_on", BEAT_ELECTION[0], self._holder, self._ttl_s))
+        return self._session.call("lead_on", bool, **self._term)
 
     def check_liveness(self) -> LivenessCheck:
-        answer = self._call("check_liveness", self._settle_s, self._waiters.limit)
-        found = msgspec.convert(answer, LivenessCheck)
+        given = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
+        found = self._session.call("check_liveness", LivenessCheck, **given)
         if self._is_direct and self._waiters.limit:
             self._waiters.watch(None if found.sessions is None else _backends(found.sessions))
         has_heard, self._has_heard = self._has_heard, False
@@ -140,12 +145,6 @@ class Election:
         was_asked = self._session.wait(timeout_s, self._waiters.descriptors())
         self._has_heard |= self._waiters.go_on(self._session.ready)
         return was_asked
-
-    def _call(self, function: str, *given: object) -> Any:
-        """What a function of the protocol answers, asked on the session that has the lock."""
-        places = ", ".join(["%s"] * len(given))
-        ((answer,),) = self._session.execute(f"SELECT {SCHEMA}.{function}({places})", given)
-        return answer
 
     def interrupt(self) -> None:
         self._session.interrupt()

@@ -13,24 +13,26 @@ import select
 from collections.abc import Collection, Mapping
 from math import ceil
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
 
+from feedq.control.store import database, protocol
 from feedq.control.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS, worker_channel
 from feedq.control.store.database import (
     PLANNER,
     connect,
     translate_driver_errors,
 )
-from feedq.control.store.protocol import SCHEMA
 from feedq.control.store.workers import (
     HEARTBEAT,
     heartbeat_from,
     heartbeat_parameters,
 )
 from feedq.core.model import Heartbeat, Load, Worker
+
+T = TypeVar("T")
 
 KEEPER_STATEMENT_TIMEOUT_S = 2.0
 """A heartbeat that takes longer is given up and tried again: it must not use up the ttl on one attempt."""
@@ -132,7 +134,9 @@ class WorkerSession(_Waiting):
                 """Whether the session lock is really ours; not so behind a transaction pooler."""
                 for name, value in PLANNER.items():
                     cursor.execute(f"SET {name} = {value}")
-                cursor.execute(f"SELECT {SCHEMA}.trust_locks(%s, %s)", (str(worker.id), self.locks_hold))
+                cursor.execute(
+                    f"SELECT {protocol.SCHEMA}.trust_locks(%s, %s)", (str(worker.id), self.locks_hold)
+                )
         except BaseException:
             self.close()
             raise
@@ -165,6 +169,11 @@ class Listener(_Waiting):
         with translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall()) if cursor.description else []
+
+    def call(self, function: str, kind: type[T], /, **given: Any) -> T:
+        """Call a function of the protocol on this session, see `feedq.control.store.protocol.call`."""
+        with translate_driver_errors(self._url):
+            return protocol.call(database.Connection(self._connection), function, kind, **given)
 
     def holds(self, lock_class: int, key: int) -> bool:
         """Return whether this session has this lock; not so behind a pooler."""
