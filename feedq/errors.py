@@ -13,7 +13,7 @@
     ├── CatalogUnavailable    a catalog cannot be read; nothing was changed, the next sync tries again
     ├── SyncRefused           a catalog would have unusually many feeds removed; a person has to say so
     ├── Unavailable           a server is away; try again later
-    │   └── SchemaBehind      the database waits for `feedq db upgrade`
+    │   └── SchemaBehind      the database and this release do not fit
     ├── LeaseLost             this worker no longer owns the feed; stop that one runner
     ├── RunTakenAway          this worker no longer owns the run; nothing of its transaction was kept
     ├── JobSessionLost        the transaction of a run was cut off; nothing of it was kept, it is tried again
@@ -82,7 +82,7 @@ class PermissionMissing(Unavailable):
 
 
 class SchemaBehind(Unavailable):
-    """The control database lacks a migration of this release."""
+    """The control database lacks a migration of this release, or has lost its functions to a newer one."""
 
 
 class LeaseLost(FeedqError):

@@ -15,14 +15,14 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from feedq.control.store import grants, migrate
+from feedq.control.store import grants, migrate, protocol
 from feedq.control.store.database import connect_once
 from feedq.control.store.grants import CHANGES, DECLARED, SEQUENCES, Right, Role
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import FeedSpec, NewWorker
 from feedq.errors import Conflict, FeedqError, PermissionMissing, SchemaBehind
 from feedq.local.postgres import Postgres
-from feedq.verbs.diagnosis.checks import Level
+from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.diagnosis.server_checks import check_database
 from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
 
@@ -331,9 +331,18 @@ def test_indexes_and_constraints_are_valid(control_database_url: str) -> None:
         assert connection.execute(sql) == []
 
 
+def schema_of(protocol_: str) -> str:
+    return f"CREATE SCHEMA {protocol_}; COMMENT ON SCHEMA {protocol_} IS '{protocol.MARK}'"
+
+
+def migrations_check(url: str) -> Check:
+    (check,) = (c for c in check_database(url, workers=0) if c.name == "migrations")
+    return check
+
+
 def test_a_database_that_was_not_migrated_is_said_to_be_behind(database_url: str) -> None:
     with pytest.raises(
-        SchemaBehind, match=r"at revision none, this release needs 0001: run `feedq db upgrade`"
+        SchemaBehind, match=r"is at none, 1 pending up to 0001 with feedq_1: run `feedq db upgrade`"
     ):
         migrate.require_current(database_url)
     assert migrate.upgrade(database_url) == 1
@@ -341,15 +350,64 @@ def test_a_database_that_was_not_migrated_is_said_to_be_behind(database_url: str
     assert migrate.upgrade(database_url) == 0
 
 
-def test_a_database_of_a_newer_release_stops_no_worker_and_is_told(database_url: str) -> None:
+@pytest.mark.parametrize(
+    "newer",
+    ["UPDATE feedq.alembic_version SET version_num = '0999'", schema_of("feedq_2")],
+    ids=["tables", "protocol"],
+)
+def test_a_database_of_a_newer_release_stops_no_worker_and_is_left_alone(
+    database_url: str, newer: str
+) -> None:
     migrate.upgrade(database_url)
     with connect_once(database_url) as connection:
-        connection.execute("UPDATE feedq.alembic_version SET version_num = '0999'")
-    assert migrate.upgrade(database_url) == 0
+        connection.execute(newer)
+    before = migrate.status(database_url)
     migrate.require_current(database_url)
-    (check,) = (c for c in check_database(database_url, workers=0) if c.name == "migrations")
-    assert check.level is Level.WARN
-    assert check.detail == "at 0999, which this release of feedq does not know: its latest is 0001"
+    assert migrations_check(database_url).level is Level.WARN
+    with pytest.raises(Conflict, match="made by a newer release of feedq than this one") as refused:
+        migrate.upgrade(database_url)
+    assert "nothing was changed" in str(refused.value)
+    assert migrate.status(database_url) == before
+
+
+def test_a_process_whose_protocol_a_newer_release_has_dropped_says_so(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with connect_once(database_url) as connection:
+        connection.execute(f"DROP SCHEMA feedq_1 CASCADE; {schema_of('feedq_3')}")
+    says = "with feedq_3, made by a newer release of feedq than this one, which knows 0001 and needs feedq_1"
+    with pytest.raises(SchemaBehind, match=f"{says}: start the newer release here as well"):
+        migrate.require_current(database_url)
+    assert migrations_check(database_url).level is Level.FAIL
+
+
+def test_the_protocol_before_stays_and_those_before_that_go(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(database_url)
+    made = protocol.definition()
+    for version in (2, 3):
+        monkeypatch.setattr(protocol, "VERSION", version)
+        monkeypatch.setattr(protocol, "definition", lambda to=f"feedq_{version}": made.replace("feedq_1", to))
+        assert migrate.upgrade(database_url) == 1
+        assert migrate.upgrade(database_url) == 0
+        assert migrate.status(database_url).protocols == (version - 1, version)
+
+
+def test_a_schema_of_somebody_else_is_no_protocol(database_url: str) -> None:
+    with connect_once(database_url) as connection:
+        connection.execute("CREATE SCHEMA feedq_2024")
+    migrate.upgrade(database_url)
+    assert migrate.status(database_url).protocols == (1,)
+    assert migrate.upgrade(database_url) == 0
+
+
+def test_triggers_belong_to_the_tables_and_call_no_version_of_the_protocol(control_database_url: str) -> None:
+    sql = """
+        SELECT tgname FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid
+        WHERE NOT tgisinternal AND (pronamespace <> 'feedq'::regnamespace OR prosrc ~ 'feedq_[0-9]')
+    """
+    with connect_once(control_database_url) as connection:
+        assert connection.execute(sql) == []
 
 
 def test_two_that_migrate_at_once_do_it_once(database_url: str) -> None:

@@ -82,7 +82,7 @@ WORKERS_MAX = 200
 """Worker sessions of one fleet that are notified."""
 POOLED = "feedq"
 """What sessions of a store are called."""
-_FUNCTION = re.compile(r"CREATE FUNCTION .*?\$body\$.*?\$body\$;", re.DOTALL)
+_FUNCTION = re.compile(r"CREATE OR REPLACE FUNCTION .*?\$body\$.*?\$body\$;", re.DOTALL)
 IS_THERE = "SELECT 1"
 """What a session is asked that has not been used for a while in real time, which must not be seen here."""
 
@@ -291,10 +291,9 @@ class ControlDatabase:
         found = [function for function in _FUNCTION.findall(protocol.definition()) if right in function]
         if found:
             (function,) = found
-            replacing = function.replace("CREATE", "CREATE OR REPLACE", 1)
-            self.observe(replacing.replace(right, wrong))
+            self.observe(function.replace(right, wrong))
             yield
-            self.observe(replacing)
+            self.observe(function)
             return
         self._rewrite = (right, wrong)
         self._rewrites = 0

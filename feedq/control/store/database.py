@@ -411,7 +411,8 @@ def translate_errors(url: str) -> Iterator[None]:
             ) from error
         if code in BEHIND:
             raise SchemaBehind(
-                f"the control database lacks something of this release ({said}): run `feedq db upgrade`"
+                f"the control database lacks something of this release ({said}): run its `feedq db upgrade`, or "
+                "start the newer release here, if that says that one has migrated the database"
             ) from error
         raise
 

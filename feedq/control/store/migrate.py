@@ -1,8 +1,11 @@
-"""The revision that the control database is at, the one that this release needs, and how it gets there.
+"""What the control database has been brought to, what this release needs, and how it gets there.
 
 Workers ask for it as they start, so Alembic and SQLAlchemy are imported only where something is changed. Two
 processes may migrate at once (a release phase and an impatient operator): a lock makes the second wait and then
 find nothing to do.
+
+Migrations change tables. The functions of the protocol are beside them in a schema for each version, and the
+version before stays, so that two releases run side by side: docs/adr/0035-two-releases-side-by-side.md.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, Final
 from psycopg2.errors import LockNotAvailable
 from psycopg2.extensions import quote_ident
 
-from feedq.control.store import grants
+from feedq.control.store import grants, protocol
 from feedq.control.store.database import (
     ADMIN,
     SCHEMA,
@@ -38,23 +41,36 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> int:
     """Apply what is pending, as one transaction, and return how many migrations that were.
 
     Roles that `feedq.control.store.grants` has made get their rights on what is new. Raises `Unavailable`, and
-    `Conflict` when another process migrates for too long."""
+    `Conflict` when a newer release has migrated the database, or another process migrates for too long."""
     with _migrating(url) as for_alembic:
         connection = Connection(for_alembic.connection.driver_connection)
         _lock(connection, url)
+        found = schema_status(connection)
+        if found.is_ahead:
+            raise Conflict(
+                f"control database {mask_url(url)} is {found.summary}; nothing was changed. Migrate with the "
+                "newest release that uses the database; to go back to an older one, only start its processes"
+            )
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
         _keep_the_users_tables_apart(connection)
-        pending = schema_status(connection).pending
-        if pending:
-            from alembic import command
-            from alembic.config import Config
-
-            config = Config()
-            config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-            config.attributes["connection"] = for_alembic
-            command.upgrade(config, HEAD)
+        if found.pending:
+            # First, because a migration may take away what only they use.
+            for version in found.outdated:
+                connection.execute(f"DROP SCHEMA feedq_{version} CASCADE")
+            _migrate_tables(for_alembic)
+            connection.session.cursor().execute(protocol.definition())
         grants.renew(connection.session, role_prefix)
-    return pending
+    return found.pending
+
+
+def _migrate_tables(connection: Any) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)
 
 
 @contextmanager
@@ -102,36 +118,57 @@ HEAD: Final = "0001"
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """The revision that a database stands at; None when it was never migrated."""
+    """What a database has been brought to."""
 
     current: str | None
+    """The revision of the tables; None when it was never migrated."""
+    protocols: tuple[int, ...] = ()
+    """The versions of the protocol whose functions are there, in their order."""
 
     @property
     def pending(self) -> int:
-        """How many migrations it lacks."""
-        return max(0, int(HEAD) - int(self.current or 0))
+        """How many migrations it lacks. The functions of a protocol that is not there come with the last, or are
+        one by themselves."""
+        if self.is_ahead:
+            return 0
+        return max(int(HEAD) - int(self.current or 0), int(not self.has_protocol))
 
     @property
     def is_ahead(self) -> bool:
         """Whether a newer release has migrated it. This one may go on while a rollout is under way."""
-        return self.current is not None and int(self.current) > int(HEAD)
+        return int(self.current or 0) > int(HEAD) or max(self.protocols, default=0) > protocol.VERSION
+
+    @property
+    def has_protocol(self) -> bool:
+        """Whether the functions are there that this release calls."""
+        return protocol.VERSION in self.protocols
+
+    @property
+    def outdated(self) -> tuple[int, ...]:
+        """The protocols of releases before the one that ran last: nobody calls them any more."""
+        return tuple(version for version in self.protocols if version < protocol.VERSION)[:-1]
 
     @property
     def summary(self) -> str:
         """Where the database stands, in words."""
+        protocols = ", ".join(f"feedq_{version}" for version in self.protocols)
         if self.is_ahead:
-            return f"at {self.current}, which this release of feedq does not know: its latest is {HEAD}"
+            return (
+                f"at {self.current} with {protocols}, made by a newer release of feedq than this one, "
+                f"which knows {HEAD} and needs {protocol.SCHEMA}"
+            )
         if self.pending:
-            return f"at {self.current or 'none'}, {self.pending} pending up to {HEAD}"
-        return f"at {self.current}"
+            return f"at {self.current or 'none'}, {self.pending} pending up to {HEAD} with {protocol.SCHEMA}"
+        return f"at {self.current} with {protocols}"
 
 
 def schema_status(connection: Connection) -> SchemaStatus:
-    """Read the revision within a transaction."""
+    """Read it within a transaction."""
     table = f"{SCHEMA}.alembic_version"
     if not connection.execute("SELECT to_regclass(%(table)s) IS NOT NULL", {"table": table}).scalar_one():
         return SchemaStatus(None)
-    return SchemaStatus(connection.execute(f"SELECT version_num FROM {table}").scalar_one_or_none())
+    current = connection.execute(f"SELECT version_num FROM {table}").scalar_one_or_none()
+    return SchemaStatus(current, tuple(protocol.installed(connection)))
 
 
 def status(url: str) -> SchemaStatus:
@@ -141,10 +178,9 @@ def status(url: str) -> SchemaStatus:
 
 
 def require_current(url: str) -> None:
-    """Raises `SchemaBehind` when migrations are pending, or `Unavailable`."""
+    """Raises `SchemaBehind` when migrations are pending or the protocol of this release is not there any more, or
+    `Unavailable`."""
     found = status(url)
-    if found.pending:
-        raise SchemaBehind(
-            f"the control database is at revision {found.current or 'none'}, "
-            f"this release needs {HEAD}: run `feedq db upgrade`"
-        )
+    if found.pending or not found.has_protocol:
+        remedy = "run `feedq db upgrade`" if found.pending else "start the newer release here as well"
+        raise SchemaBehind(f"the control database is {found.summary}: {remedy}")

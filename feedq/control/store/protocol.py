@@ -2,11 +2,12 @@
 
 A function is given values, or a JSON document for what has many fields. It answers with one value or one document,
 which is read as the dataclass that it is of. Their schema has the protocol's version in its name: processes of two
-releases call each their own, on the same tables.
+releases each call their own, on the same tables.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 SCHEMA: Final = "feedq_1"
 """The functions of this release. What a function is given or answers changes only with the number."""
+VERSION: Final = int(SCHEMA.removeprefix("feedq_"))
+MARK: Final = "protocol of feedq"
+"""The comment on the schema of each version, which tells it from a schema of somebody else."""
 FILES: Final = (
     "leases.sql",
     "feeds.sql",
@@ -42,9 +46,22 @@ _DIRECTORY: Final = Path(__file__).parents[1] / "sql"
 
 
 def definition() -> str:
-    """The statements that make the functions."""
-    files = [(_DIRECTORY / name).read_text() for name in FILES]
-    return "\n".join([f"CREATE SCHEMA {SCHEMA};", *files])
+    """The statements that make the functions and views.
+
+    They replace what is there, so that a migration can correct the functions of a version while they are called.
+    """
+    files = "\n".join((_DIRECTORY / name).read_text() for name in FILES)
+    made = re.sub(r"^CREATE (?=FUNCTION|VIEW)", "CREATE OR REPLACE ", files, flags=re.MULTILINE)
+    return f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};\nCOMMENT ON SCHEMA {SCHEMA} IS '{MARK}';\n{made}"
+
+
+def installed(c: Connection) -> list[int]:
+    """Read which versions a database has, in their order."""
+    sql = """
+        SELECT CAST(substr(nspname, length('feedq_') + 1) AS integer) AS version FROM pg_namespace
+        WHERE nspname ~ '^feedq_[0-9]{1,6}$' AND obj_description(oid, 'pg_namespace') = %(mark)s ORDER BY 1
+    """
+    return [row.version for row in c.execute(sql, {"mark": MARK})]
 
 
 def document(given: object) -> str:

@@ -101,6 +101,8 @@ def _migrations(url: str) -> Check:
         return fail("migrations", str(error), "see the database check")
     if found.pending:
         return fail("migrations", found.summary, "feedq db upgrade")
+    if not found.has_protocol:
+        return fail("migrations", found.summary, "upgrade feedq here as well")
     if found.is_ahead:
         return warn("migrations", found.summary, "finish the rollout: upgrade feedq here as well")
     return ok("migrations", found.summary)

@@ -4,8 +4,6 @@ import secrets
 
 from alembic import op
 
-from feedq.control.store import protocol
-
 revision = "0001"
 down_revision = None
 
@@ -601,7 +599,6 @@ def upgrade() -> None:
     op.execute(WATCHING)
     op.execute(FLEET)
     op.execute(SCHEDULES)
-    op.execute(protocol.definition())
     # Checkpoints in sinks are known by the numbers of feeds: no other installation, and no control database made
     # anew, gives out the same.
     first = (1 + secrets.randbelow(RANGES - 1)) << RANGE_BITS
