@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
 from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, why_nowhere
@@ -60,10 +59,10 @@ class TargetPlan(ABC, Generic[Prepared]):
 
     @abstractmethod
     def prepare(
-        self, writes: Sequence[FeedWrite], doubtful: Collection[FeedKey]
+        self, writes: Sequence[FeedWrite], *, look_through: bool
     ) -> tuple[Sequence[Prepared], list[DeadRecord]]:
-        """What can be tried of each write, in order, and records that cannot land. ``doubtful`` feeds had bad
-        records not long ago: they are looked through, where that costs something."""
+        """What can be tried of each write, in order, and records that cannot land. ``look_through``: bad records
+        are to be expected, so look for them even where that costs something."""
 
     @abstractmethod
     def land(self, prepared: Sequence[Prepared]) -> None:

@@ -17,7 +17,7 @@ take another way: `feedq.sinks.stagedcopy`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from psycopg2 import sql
 
-from feedq.core.model import Batch, FeedKey
+from feedq.core.model import Batch
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
 from feedq.sinks.copytext import BeyondUs, ColumnRows, Part, check, decode
@@ -71,17 +71,12 @@ class CopyPlan(TargetPlan[FeedWrite]):
         self._table = identifier_of(shape)
 
     def prepare(
-        self, writes: Sequence[FeedWrite], recently_refused: Collection[FeedKey]
+        self, writes: Sequence[FeedWrite], *, look_through: bool
     ) -> tuple[Sequence[FeedWrite], list[DeadRecord]]:
-        if not recently_refused:
+        if not look_through:
             return writes, []
-        dead: list[DeadRecord] = []
-        sound = list(writes)
-        for n, write in enumerate(writes):
-            if write.key in recently_refused:
-                sound[n], found = self.prefilter(write)
-                dead += found
-        return sound, dead
+        looked_through = [self.prefilter(write) for write in writes]
+        return [sound for sound, _ in looked_through], [one for _, dead in looked_through for one in dead]
 
     def land(self, prepared: Sequence[FeedWrite]) -> None:
         self._copy(self._table, encoded(self.rows, prepared))

@@ -134,18 +134,10 @@ Groups = Mapping[Target, Sequence[FeedWrite]]
 class GroupCommit:
     """One attempt at a group: one transaction. Used once."""
 
-    def __init__(
-        self,
-        session: SinkSession,
-        catalog: Catalog,
-        retry_plan: RetryPlan,
-        recently_refused: Collection[FeedKey],
-    ) -> None:
-        """Records of ``recently_refused`` feeds are prefiltered: others of theirs were bad not long ago."""
+    def __init__(self, session: SinkSession, catalog: Catalog, retry_plan: RetryPlan) -> None:
         self._session = session
         self._catalog = catalog
         self._retry_plan = retry_plan
-        self._recently_refused = recently_refused
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable: dict[FeedKey, str] = {}
@@ -249,7 +241,7 @@ class GroupCommit:
             return
         try:
             if self._retry_plan.mode is CommitMode.OPTIMISTIC:
-                prepared, dead = plan.prepare(writes, self._recently_refused)
+                prepared, dead = plan.prepare(writes, look_through=not self._retry_plan.briefly)
                 plan.land(prepared)
                 outcome = TargetOutcome(writes, dead)
             else:

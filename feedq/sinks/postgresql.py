@@ -198,9 +198,8 @@ class PostgresCatalog(Catalog):
                 why_unfit(numbered[n], schema, name, kind=kind, role=role, shut_by=shut_by),
                 role,
                 owner,
-                has_triggers,
             )
-            for n, schema, name, kind, shut_by, role, owner, has_triggers, columns, unique_keys in rows
+            for n, schema, name, kind, shut_by, role, owner, columns, unique_keys in rows
         }
 
     def _missing_schema(self, target: Target) -> str | None:

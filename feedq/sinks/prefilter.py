@@ -3,9 +3,10 @@
 When a batch is refused, the culprits could be found by bisection alone (`feedq.sinks.refusals`), which does find
 whatever is left here. But a source gone wrong sends nothing but bad records, and each of them would cost two
 attempts while every other feed of the worker waits. So the usual reasons are looked for first: no UTF-8, no
-JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whatever the input functions of
-the columns say. A record is set aside only if the database would refuse it by itself. Input functions that raise
-an error when they are asked leave their records to trial.
+JSON, a NUL, and, from PostgreSQL 16 on, whatever the input functions of the columns say. A record is set aside
+only if the database would surely refuse it: a NULL in a column that is NOT NULL is not looked for, because a
+trigger of the table, or of the partition that a row goes to, may fill it. Input functions that raise an error when
+they are asked leave their records to trial.
 
 `Prefilter.validate` judges every record so. `Prefilter.run` judges only the few of a write that look suspicious;
 what it overlooks makes the group fail, and then `validate` finds it.
@@ -62,11 +63,6 @@ class Prefilter:
         self._format = target.format
         self._read = read
         self._types = tuple(shape.columns[name].definition for name in fields)
-        # A NULL in one of these surely is refused.
-        judged = target.is_mapped and not shape.has_triggers
-        self._required = [
-            (n, name) for n, name in enumerate(fields) if judged and shape.columns[name].not_null
-        ]
 
     def validate(self, suspects: Sequence[SuspectRecord]) -> tuple[list[SuspectRecord], list[DeadRecord]]:
         """Those that may land, and those that cannot, each in order."""
@@ -98,7 +94,7 @@ class Prefilter:
         for n, suspect in enumerate(suspects):
             try:
                 fields = self._read(*suspect)
-                error = self._null_violation(fields) or _nul_violation(fields)
+                error = _nul_violation(fields)
             except UnreadableRecord as unreadable:
                 error = str(unreadable)
             if error:
@@ -118,12 +114,6 @@ class Prefilter:
                     continue
                 errors |= {asked[n]: error for n, error in found.items()}
         return errors
-
-    def _null_violation(self, fields: Fields) -> str | None:
-        for n, name in self._required:
-            if fields[n] is None:
-                return f'null value in column "{name}" violates not-null constraint (23502)'
-        return None
 
     def _ask_input_functions(self, rows: Sequence[Fields]) -> dict[int, str]:
         errors: dict[int, str] = {}

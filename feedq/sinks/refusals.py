@@ -112,7 +112,7 @@ def land_around_refusals(
 
     Raises the session's errors for what savepoints cannot mend.
     """
-    prepared, dead = plan.prepare(writes, ())
+    prepared, dead = plan.prepare(writes, look_through=False)
 
     def land(part: Sequence[int]) -> FailedAttempt | None:
         try:

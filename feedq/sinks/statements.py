@@ -131,7 +131,7 @@ WHERE e.message IS NOT NULL
 DESCRIBE: Final = """
 SELECT w.n, ns.nspname, c.relname, c.relkind::text,
     CASE WHEN NOT has_schema_privilege(ns.oid, 'USAGE') THEN pg_get_userbyid(ns.nspowner)::text END,
-    current_user::text, pg_get_userbyid(c.relowner)::text, c.relhastriggers,
+    current_user::text, pg_get_userbyid(c.relowner)::text,
     (SELECT json_agg(json_build_object(
         'name', a.attname,
         'type', format_type(a.atttypid, NULL),

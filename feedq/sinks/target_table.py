@@ -91,8 +91,6 @@ class TableShape:
     """Where the database says what it may do."""
     owner: str = ""
     """There: who may permit it more."""
-    has_triggers: bool = False
-    """They may change a row before it is judged."""
     has_other_unique: bool = False
     """Whether there are unique indexes besides that are partial, or over parts of values."""
 

@@ -18,7 +18,6 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 from uuid import UUID, uuid4
 
-from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import with_remedy
 from feedq.errors import FeedqError, SinkUnavailable
@@ -64,9 +63,6 @@ LOCKS_TRIED_MAX: Final = 40
 waits without end."""
 ATTEMPTS_MAX: Final = 12
 """At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
-PREFILTER_S: Final = 60.0
-"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
-group commit that fails because of one costs half of a group's."""
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 
 
@@ -86,8 +82,6 @@ class TransactionalSink(ABC):
         self._connected: tuple[SinkSession, Catalog] | None = None
         self._locked: set[Target] = set()
         """Targets that could not be written when last tried, because of somebody's lock."""
-        self._recently_refused: dict[FeedKey, float] = {}
-        """Feeds that had bad records, and until when others are expected of them."""
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
 
@@ -119,7 +113,7 @@ class TransactionalSink(ABC):
         for _ in range(ATTEMPTS_MAX + len(groups)):
             session, catalog = self._connect()
             try:
-                written = GroupCommit(session, catalog, retry_plan, self._recently_refused).run(groups)
+                written = GroupCommit(session, catalog, retry_plan).run(groups)
                 self._learn(groups, written, retry_plan)
                 return written
             except GroupFailed as failed:
@@ -261,12 +255,6 @@ class TransactionalSink(ABC):
         if self._locked:
             landed = {target for target, ws in groups.items() if any(w.key in written.landed for w in ws)}
             self._locked -= landed
-        if written.dead or self._recently_refused:
-            now = time.monotonic()
-            self._recently_refused |= dict.fromkeys(written.dead, now + PREFILTER_S)
-            self._recently_refused = {
-                key: until for key, until in self._recently_refused.items() if until > now
-            }
 
     def _connect(self) -> tuple[SinkSession, Catalog]:
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""

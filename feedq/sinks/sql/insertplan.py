@@ -7,12 +7,12 @@ sees it, which tells the usual reasons apart without a single attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Column, MetaData, Table, insert
 
-from feedq.core.model import Batch, FeedKey
+from feedq.core.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
@@ -78,7 +78,7 @@ class InsertPlan(TargetPlan[list[ReadyRecord]]):
         }
 
     def prepare(
-        self, writes: Sequence[FeedWrite], recently_refused: Collection[FeedKey]
+        self, writes: Sequence[FeedWrite], *, look_through: bool
     ) -> tuple[Sequence[list[ReadyRecord]], list[DeadRecord]]:
         prepared: list[list[ReadyRecord]] = []
         dead: list[DeadRecord] = []
