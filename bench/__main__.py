@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from bench import (
@@ -33,6 +34,7 @@ from bench import (
     moves,
     pages,
     placement,
+    releases,
     scale,
     sources,
     stall,
@@ -68,8 +70,9 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "catalogs": catalogs.measure,
     "jobs": jobs.measure,
     "ends": ends.measure,
+    "releases": releases.measure,
 }
-BY_HAND = {"ends", "pages"}
+BY_HAND = {"ends", "pages", "releases"}
 """Measured only when they are named."""
 
 
@@ -88,11 +91,15 @@ def main() -> int:
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
 
-    if options.before:
+    if options.before and not is_commit(options.before):
+        parser.error(f"--before: no commit {options.before} in this repository")
+    benchmarks = dict(BENCHMARKS)
+    if options.before and options.which == ["releases"]:
+        # Its two commits run side by side and not in turn.
+        benchmarks["releases"] = partial(releases.measure, commit=options.before)
+    elif options.before:
         if options.keep:
             parser.error("--keep and --before do not go together")
-        if not is_commit(options.before):
-            parser.error(f"--before: no commit {options.before} in this repository")
         with tempfile.TemporaryDirectory(prefix="feedq-bench-before-") as scratch:
             compared = compare(Path(scratch), options.before, options.which, rounds=options.rounds)
             return 0 if write_table(compared) else 1
@@ -101,7 +108,7 @@ def main() -> int:
         directory = Path(tempfile.mkdtemp(prefix=f"feedq-bench-{name}-"))
         directory.chmod(0o711)  # the servers' account must be able to enter it
         try:
-            for figure in BENCHMARKS[name](directory):
+            for figure in benchmarks[name](directory):
                 figures.append(figure)
         except Exception:  # noqa: BLE001 -- it is shown and counted as a failure
             # What was measured before is worth showing, and so are the other benchmarks.

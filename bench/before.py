@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,12 +30,19 @@ ROW: Final = re.compile(
 def compare(directory: Path, commit: str, which: Sequence[str], *, rounds: int) -> Iterator[Figure]:
     """``which`` are names of benchmarks; none means all. Each commit is measured ``rounds`` times, the other one
     in a checkout below the directory."""
-    other = directory / "before"
-    _git("worktree", "add", "--force", "--detach", str(other), commit)
-    try:
+    with checked_out(directory, commit) as other:
         yield from _compare(other, which, rounds)
+
+
+@contextmanager
+def checked_out(directory: Path, commit: str) -> Iterator[Path]:
+    """The files of a commit, below the directory, for the length of the block."""
+    tree = directory / "before"
+    _git("worktree", "add", "--force", "--detach", str(tree), commit)
+    try:
+        yield tree
     finally:
-        _git("worktree", "remove", "--force", str(other))
+        _git("worktree", "remove", "--force", str(tree))
 
 
 def _compare(other: Path, which: Sequence[str], rounds: int) -> Iterator[Figure]:

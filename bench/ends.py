@@ -43,13 +43,6 @@ TIMEOUT_S: Final = 2.0
 LIMIT_S: Final = 120.0
 SEED: Final = 12
 
-WRONG: Final = """
-    SELECT s.name, r.key, r.state, r.reason, w.pid FROM feedq.run r
-    JOIN feedq.schedule s ON s.id = r.schedule_id LEFT JOIN feedq.worker w ON w.id = r.worker_id
-    WHERE r.state IN ('failed', 'timed_out') OR r.state = 'lost' AND (
-        coalesce(r.job ->> 'semantics', 'at_most_once') <> 'at_most_once' OR NOT w.pid = ANY(%s))
-"""
-
 
 def measure(directory: Path) -> Iterator[Figure]:
     with running(directory) as (postgres, valkey):
@@ -85,7 +78,7 @@ def kills(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figur
             cluster.add_worker(name, "-Q", "jobs", capacity=8)
         ticking.end(cluster, schedules, first)
         account = ticking.account(cluster, first)
-        wrong = cluster.sql(WRONG, (killed,))
+        wrong = ticking.wrongly_ended(cluster, killed=killed)
     say(f"ends: {KILLS} kills: {account}; wrong: {wrong[:5]}")
     case = f"{KILLS} SIGKILLs under {len(first)} schedules: runs that ended wrongly"
     yield at_most(case, 0, len(wrong), "", runs=str(account))

@@ -115,10 +115,14 @@ class Cluster:
         with_roles: bool | None = None,
         forks: bool = True,
         nursery: Nursery | None = None,
+        tree: Path = ROOT,
     ) -> None:
         """``database_url`` is that of a superuser, as whom the test looks and makes tables. The processes run as
         the roles of `feedq db grants` ``with_roles``, else as superusers too. They are forked from a
-        ``nursery``, where there is one by default or given here; unless it ``forks`` none."""
+        ``nursery``, where there is one by default or given here; unless it ``forks`` none. Their code is that of
+        ``tree``; of another one than this, none can be forked."""
+        assert tree == ROOT or not forks
+        self.tree = tree
         self.directory = directory
         self.nursery = (nursery or self.nursery_by_default) if forks else None
         self.database_url = database_url
@@ -134,6 +138,7 @@ class Cluster:
             "FEEDQ_DATABASE_URL": database_url,
             "FEEDQ_BROKER_URL": broker_url,
             "FEEDQ_LOG_FORMAT": "json",
+            **({} if tree == ROOT else {"PYTHONPATH": str(tree)}),
             **(env or {}),
         }
         self.env |= self.as_role(Role.OPERATOR)
@@ -206,7 +211,7 @@ class Cluster:
     def _node(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None, id: str = "") -> Node:
         make = Node if self.nursery is None else self.nursery.node
         log = self.directory / f"{name}.log"
-        node = make(name, argv, env={**self.env, **(env or {})}, cwd=ROOT, log=log, id=id)
+        node = make(name, argv, env={**self.env, **(env or {})}, cwd=self.tree, log=log, id=id)
         node.start()
         return node
 

@@ -145,6 +145,20 @@ def unfinished(cluster: Cluster) -> list[dict[str, Any]]:
     )
 
 
+def wrongly_ended(cluster: Cluster, *, killed: Collection[int] = ()) -> list[dict[str, Any]]:
+    """Runs that have failed or timed out, which no job does by itself; and those that are lost although they may
+    be tried again, or although their worker is not one of those ``killed``, given by their process ids."""
+    return cluster.sql(
+        """
+        SELECT s.name, r.key, r.state, r.reason, w.pid FROM feedq.run r
+        JOIN feedq.schedule s ON s.id = r.schedule_id LEFT JOIN feedq.worker w ON w.id = r.worker_id
+        WHERE r.state IN ('failed', 'timed_out') OR r.state = 'lost' AND (
+            coalesce(r.job ->> 'semantics', 'at_most_once') <> 'at_most_once' OR NOT w.pid = ANY(%s))
+        """,
+        (list(killed),),
+    )
+
+
 # -- the account -------------------------------------------------------------------------------------
 
 
