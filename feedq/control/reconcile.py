@@ -192,7 +192,7 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
         )
         if not report.more and Reason.SETTLING not in report.unplaced:
-            rebalance_fleet(p, report, settings, held=p.held_for_successors())
+            rebalance_fleet(p, report, settings)
         return report
 
 
@@ -274,19 +274,19 @@ def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
 
-def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings, *, held: int) -> None:
+def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
     Feeds that still wait do not hinder this: they were tried before, so the room that is left is of no use to
     them, and one feed that matches no worker would otherwise keep every drain from ending. While feeds are held
-    for the successor of a worker, of which there are ``held``, only those move that have to: the fleet is even
-    again once the successor is there.
+    for the successor of a worker only those move that have to: the fleet is even again once the successor is
+    there.
     """
-    rules, under_way = settings.rules, p.moves_under_way(within_s=settings.handoff_timeout_s)
-    budget = rules.moves - sum(under_way.values())
+    rules, moving = settings.rules, p.moving(within_s=settings.handoff_timeout_s)
+    budget = rules.moves - sum(moving.under_way.values())
     if budget <= 0:
         return
-    candidates, leaving = p.candidates(), p.leaving()
+    candidates, leaving, held = p.candidates(), moving.leaving, moving.held
     fingerprint = _FleetFingerprint.of(candidates, leaving, rules=rules, now=p.now, held=held)
     if p.evened_out == str(fingerprint):
         return
@@ -295,7 +295,9 @@ def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings, *,
     if not held and not (is_known and _is_calm(candidates, rules)):
         sources.update(rebalancing.donors(candidates, now=p.now, rules=rules))
     together = limits.moves_together(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
-    decide = partial(rebalancing.rebalance, rules=rules, moves=budget, under_way=under_way, together=together)
+    decide = partial(
+        rebalancing.rebalance, rules=rules, moves=budget, under_way=moving.under_way, together=together
+    )
     running, moves = _choose_moves(p, sources, candidates, rules, decide)
     if moves is not None and (transfers := moves.transfers()):
         report.moves = p.transfer(transfers, stop_within_s=settings.handoff_timeout_s)

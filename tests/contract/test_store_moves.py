@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from uuid import UUID
 
 import pytest
 
-from feedq.control.store.database import Connection
-from feedq.control.store.protocol import call
 from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, Worker
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
@@ -81,7 +78,7 @@ def test_what_is_on_its_way_counts_where_it_goes_and_no_longer_where_it_is(harne
 
 def under_way(harness: Harness) -> int:
     with harness.in_a_pass() as p:
-        return sum(p.moves_under_way(within_s=30).values())
+        return sum(p.moving(within_s=30).under_way.values())
 
 
 def test_a_move_is_under_way_until_the_feed_is_connected_at_its_new_worker(harness: Harness) -> None:
@@ -90,7 +87,7 @@ def test_a_move_is_under_way_until_the_feed_is_connected_at_its_new_worker(harne
     assert under_way(harness) == 0
     harness.transfer(feed, source, target)
     with harness.in_a_pass() as p:
-        assert p.moves_under_way(within_s=30) == {target.id: 1}
+        assert p.moving(within_s=30).under_way == {target.id: 1}
     harness.store.leases.report(source.id, [progress(key, connected=True)])
     assert under_way(harness) == 1, "that was the old owner, which is still connected"
     harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)])
@@ -116,23 +113,16 @@ def test_a_move_that_never_arrives_is_not_waited_for_without_end(harness: Harnes
     assert under_way(harness) == 0
 
 
-def test_what_is_let_go_while_workers_are_counted_counts_once(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_let_go_while_workers_are_counted_counts_once(harness: Harness) -> None:
     source, target = harness.worker("a"), harness.worker("b")
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     keys = [harness.run(feed, source) for feed in feeds]
     harness.transfer(feeds[0], source, target)
-
-    def call_and_release(c: Connection, function: str, kind: type[Any], /, **given: object) -> Any:
-        answer = call(c, function, kind, **given)
-        if function == "fold_held":
-            harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
-        return answer
-
-    monkeypatch.setattr("feedq.control.store.assigning.call", call_and_release)
-    counts = {w.name: harness.candidate(w).feeds for w in (source, target)}
-    assert counts == {"a": 2, "b": 1}
+    with harness.in_a_pass() as p:
+        p.candidates()  # takes in what has changed until now
+        harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
+        counted = p._c.execute("SELECT worker_id, feeds FROM feedq_1.counted")
+        assert dict(counted) == {source.id: 2, target.id: 1}
 
 
 def test_a_pass_is_due_when_a_worker_has_settled_since_the_last_one(harness: Harness) -> None:
@@ -299,7 +289,7 @@ def test_what_a_stopped_worker_lets_go_waits_for_its_successor(holding: Harness,
     report, sent = holding.reconcile()
     assert (sent, report.unplaced) == ([], {})
     with holding.in_a_pass() as p:
-        assert p.held_for_successors() == 1
+        assert p.moving(within_s=30).held == 1
     successor = holding.worker("a", ttl_s=999)
     _, sent = holding.reconcile(settle_s=60.0)
     assert [(a.feed_id, a.worker_id) for a in sent] == [(feed.id, successor.id)]

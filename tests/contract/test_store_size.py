@@ -308,7 +308,7 @@ def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
             with h.in_a_pass() as p:
                 assert p.expire_workers([worker.id]) == 0, "both that it has are locked"
         with h.in_a_pass() as p:
-            p.leaving()
+            p.moving(within_s=30)
             assert p.reap() == 2, "what a dead worker still had"
     finally:
         h.wait_for_rows(WAIT_FOR_ROWS_S)

@@ -125,7 +125,7 @@ def test_a_worker_that_is_not_to_serve_keeps_what_runs_and_is_no_candidate(
     with harness.in_a_pass() as p:
         assert p.candidates() == []
         assert p.assign([(assigned.id, worker.id)]) == []
-        assert p.leaving() == ({worker.id: 1} if target is WorkerTarget.DRAINED else {})
+        assert p.moving(within_s=30).leaving == ({worker.id: 1} if target is WorkerTarget.DRAINED else {})
 
 
 def test_a_heartbeat_says_how_many_workers_the_last_pass_counted(harness: Harness) -> None:

@@ -82,7 +82,8 @@ WORKERS_MAX = 200
 """Worker sessions of one fleet that are notified."""
 POOLED = "feedq"
 """What sessions of a store are called."""
-_FUNCTION = re.compile(r"CREATE OR REPLACE FUNCTION .*?\$body\$.*?\$body\$;", re.DOTALL)
+_PART = re.compile(r"CREATE OR REPLACE (?:FUNCTION .*?\$body\$.*?\$body\$|VIEW [^;]*);", re.DOTALL)
+"""A function or a view of the protocol."""
 IS_THERE = "SELECT 1"
 """What a session is asked that has not been used for a while in real time, which must not be seen here."""
 
@@ -99,7 +100,7 @@ class Cursor(cursor):
             return
         control.begin()
         control.statements += 1
-        super().execute(f"SET {TIME} = '{control.clock.now().isoformat()}'; {control.rewritten(query)}", vars)
+        super().execute(f"SET {TIME} = '{control.clock.now().isoformat()}'; {query}", vars)
         session.hear()
         control.answer()
 
@@ -150,8 +151,7 @@ class ControlDatabase:
         self.sessions: set[Session] = set()
         """Those of workers and of the beat."""
         self._pool: deque[Any] = deque()
-        self.statements = self._fleets = self._rewrites = 0
-        self._rewrite: tuple[str, str] | None = None
+        self.statements = self._fleets = 0
         self.reset()
 
     def reset(self) -> None:
@@ -287,25 +287,11 @@ class ControlDatabase:
 
     @contextmanager
     def broken(self, right: str, wrong: str) -> Iterator[None]:
-        """Within the block, a place of the protocol says something else, in a function or in a statement."""
-        found = [function for function in _FUNCTION.findall(protocol.definition()) if right in function]
-        if found:
-            (function,) = found
-            self.observe(function.replace(right, wrong))
-            yield
-            self.observe(function)
-            return
-        self._rewrite = (right, wrong)
-        self._rewrites = 0
+        """Within the block, a place of the protocol says something else."""
+        (part,) = [part for part in _PART.findall(protocol.definition()) if right in part]
+        self.observe(part.replace(right, wrong))
         yield
-        self._rewrite = None
-        assert self._rewrites, f"no statement has {right!r}"
-
-    def rewritten(self, statement: str) -> str:
-        if self._rewrite is None or self._rewrite[0] not in statement:
-            return statement
-        self._rewrites += 1
-        return statement.replace(*self._rewrite)
+        self.observe(part)
 
     # -- notifications ---------------------------------------------------------------------------------
 

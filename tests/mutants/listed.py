@@ -294,8 +294,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "what failed is placed at once",
-            "WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= feedq.now()",
-            "WHERE {_MAY_START} AND l.retry_at IS NOT NULL",
+            "AND l.retry_at IS NOT NULL AND l.retry_at <= feedq.now()",
+            "AND l.retry_at IS NOT NULL",
         ),
         (
             "an assignment is overdue at once",

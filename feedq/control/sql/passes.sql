@@ -314,6 +314,121 @@ END $body$;
 
 -- Placement ----------------------------------------------------------------------------------------------------------
 
+-- Feeds that may start, and whether they do is nobody's business but placement's. A million may be without a place for
+-- long. So the ones about which something is new come first, and those that were found to have no place take turns.
+
+-- Of the feeds that were found to have no place, the first ones after this id.
+--
+-- Each branch is a small index of its own, here and below. OFFSET 0 makes it one look-up a lease: merged with all feeds by
+-- id, those that have a place would be read too.
+CREATE FUNCTION feedq_1.unplaced(after bigint, upto bigint, most int) RETURNS bigint[] LANGUAGE plpgsql AS $body$
+BEGIN
+    RETURN ARRAY(SELECT feed_id FROM (
+        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
+                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+            WHERE l.state = 'idle' AND l.retry_at IS NULL AND l.reason = 'no_capacity'
+                AND l.feed_id > after AND l.feed_id <= upto ORDER BY l.feed_id LIMIT most)
+        UNION ALL
+        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
+                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+            WHERE l.state = 'idle' AND l.retry_at IS NULL AND l.reason = 'no_match'
+                AND l.feed_id > after AND l.feed_id <= upto ORDER BY l.feed_id LIMIT most)
+    ) found ORDER BY feed_id LIMIT most);
+END $body$;
+
+-- Whom a feed gets its records from, as far as its declaration tells: where one fails others may.
+CREATE FUNCTION feedq_1.remote(f feedq.feed) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+    SELECT coalesce(lower(substring(f.source ->> 'url' FROM '//([^/?#]*)')), f.source ->> 'command', f.name)
+$body$;
+
+-- The sink of a feed as settings look it up: in lower case.
+CREATE FUNCTION feedq_1.sink(f feedq.feed) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
+    SELECT lower(coalesce(f.sink ->> 'name', 'default'))
+$body$;
+
+-- Feeds to place now, and after which of those without a place the next pass is to go on: when there are more than `most`
+-- it begins where this one ends, so that feeds without a place keep no others from theirs.
+CREATE FUNCTION feedq_1.waiting(most int, after bigint, measured float8, mean_rows float8, mean_bytes float8)
+RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    last constant bigint := 9223372036854775807;
+    ids bigint[];
+    without_place bigint[];
+    room int;
+    found json;
+BEGIN
+    -- What is due is asked for with the time at which the statement began: with a clock that moves on, the index could not
+    -- be used.
+    ids := ARRAY(SELECT feed_id FROM (
+        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
+                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+            WHERE l.state = 'idle' AND l.retry_at IS NULL
+                AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
+            ORDER BY l.feed_id LIMIT most)
+        UNION ALL
+        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
+                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+            WHERE l.state = 'idle' AND l.retry_at IS NOT NULL AND l.retry_at <= feedq.now()
+                AND l.reason NOT IN ('paused', 'removed')
+            ORDER BY l.retry_at LIMIT most)
+    ) news ORDER BY feed_id LIMIT most);
+    room := most - cardinality(ids);
+    IF room > 0 THEN
+        without_place := feedq_1.unplaced(after, last, room);
+        IF after > 0 AND cardinality(without_place) < room THEN
+            without_place := without_place || feedq_1.unplaced(0, after, room - cardinality(without_place));
+        END IF;
+        after := CASE WHEN cardinality(without_place) = room THEN without_place[room] ELSE 0 END;
+        ids := ids || without_place;
+    END IF;
+    IF cardinality(ids) > 0 THEN
+        SELECT json_agg(json_build_object(
+            'feed_id', l.feed_id, 'reason', l.reason, 'promised_to', l.promised_to, 'tenant', f.tenant,
+            'selector', f.selector, 'avoid', l.avoid, 'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
+            'weight', feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes)) ORDER BY l.feed_id)
+        INTO found FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+        WHERE l.feed_id = ANY (ids)
+            -- Removed and declared anew: the one that is ending must be off the source first.
+            AND NOT EXISTS (
+                SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
+                WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL AND removed.name = f.name);
+    END IF;
+    RETURN json_build_object('feeds', coalesce(found, '[]'), 'after', after);
+END $body$;
+
+-- Where feeds failed, by remote, and whether others have begun to land records there since. With `proven` only failures of
+-- feeds that have landed records elsewhere since: then it is the worker, and not the source. Most of the time no feed has
+-- failed anywhere, and an empty index is all that is read.
+CREATE FUNCTION feedq_1.experiences(proven boolean) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    failed jsonb;
+    landed jsonb;
+BEGIN
+    SELECT jsonb_object_agg(remote, workers) INTO failed FROM (
+        SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
+            SELECT feedq_1.remote(f) AS remote, one.key AS worker, to_timestamp(max(one.value::float8)) AS at
+            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id CROSS JOIN LATERAL jsonb_each_text(l.avoid) one
+            WHERE l.avoid <> '{}' AND (NOT proven
+                OR l.state = 'running' AND l.connected AND l.last_record_at > to_timestamp(one.value::float8))
+            GROUP BY 1, 2
+        ) latest GROUP BY remote
+    ) by_remote;
+    IF failed IS NULL THEN
+        RETURN '{}';
+    END IF;
+    SELECT jsonb_object_agg(remote, workers) INTO landed FROM (
+        SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
+            SELECT feedq_1.remote(f) AS remote, w.name AS worker, max(l.running_since) AS at
+            FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
+            WHERE w.name = ANY (ARRAY(SELECT jsonb_object_keys(value) FROM jsonb_each(failed))) AND w.state <> 'gone'
+                AND l.state = 'running' AND l.connected AND l.last_record_at > l.running_since
+            GROUP BY 1, 2
+        ) latest GROUP BY remote
+    ) by_remote;
+    RETURN (SELECT json_object_agg(key, json_build_object('failed', value, 'landed', coalesce(landed -> key, '{}')))
+        FROM jsonb_each(failed));
+END $body$;
+
 -- idle -> assigned, under the next epoch. Of each feed that was given: the message for its worker. The worker may hear
 -- of it before that message comes.
 --
@@ -410,6 +525,100 @@ BEGIN
         weight = CASE WHEN h.feeds + excluded.feeds = 0 THEN 0 ELSE h.weight + excluded.weight END;
     GET DIAGNOSTICS changed = ROW_COUNT;
     RETURN changed;
+END $body$;
+
+-- What counts for a worker, as of one moment. A release between a fold and this is a line in `held_change` here, and a
+-- promise that is idle: without that line the feed would count for its old worker and for its new one. What is promised
+-- counts for the worker that it is promised to, and no longer for the one that is releasing it.
+CREATE VIEW feedq_1.counted AS
+    SELECT w.id AS worker_id,
+        greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
+        greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
+    FROM feedq.worker w
+    LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
+    LEFT JOIN (
+        SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
+    ) n ON n.worker_id = w.id
+    LEFT JOIN (
+        SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM (
+            SELECT promised_to AS worker_id, 1 AS feeds, weight FROM feedq.lease
+            WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping')
+            UNION ALL
+            SELECT worker_id, -1, -weight FROM feedq.lease
+            WHERE promised_to IS NOT NULL AND state = 'stopping'
+        ) promised GROUP BY worker_id
+    ) s ON s.worker_id = w.id;
+
+-- Workers that may be given feeds; each with how many it has of these tenants, promised ones included.
+CREATE FUNCTION feedq_1.candidates(of_tenants text[]) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    by_worker jsonb := '{}';
+    found json;
+BEGIN
+    PERFORM feedq_1.fold_held();
+    IF cardinality(of_tenants) > 0 THEN
+        SELECT coalesce(jsonb_object_agg(place, tenants), '{}') INTO by_worker FROM (
+            SELECT place, jsonb_object_agg(tenant, feeds) AS tenants FROM (
+                SELECT CASE WHEN l.state IN ('idle', 'stopping') THEN coalesce(l.promised_to, l.worker_id)
+                    ELSE l.worker_id END AS place, f.tenant, count(*) AS feeds
+                FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+                WHERE f.tenant <> '' AND f.tenant = ANY (of_tenants)
+                    AND (l.worker_id IS NOT NULL OR l.promised_to IS NOT NULL)
+                GROUP BY 1, 2
+            ) counted GROUP BY place
+        ) places;
+    END IF;
+    SELECT json_agg(json_build_object(
+        'worker', json_build_object(
+            'worker_id', w.id, 'name', w.name, 'queue', w.queue, 'capacity', w.capacity, 'feeds', c.feeds, 'load', c.load,
+            'started_at', w.started_at, 'labels', w.labels, 'sinks_down', lower(w.sinks_down::text)::text[],
+            'tenants', coalesce(by_worker -> w.id::text, '{}')),
+        'loop_lag_s', w.loop_lag_s,
+        'silent_s', extract(epoch FROM feedq.clock() - w.heartbeat_at)::float8,
+        'ttl_s', extract(epoch FROM w.expires_at - w.heartbeat_at)::float8) ORDER BY w.id)
+    INTO found FROM feedq.worker w JOIN feedq_1.counted c ON c.worker_id = w.id
+    -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
+    WHERE feedq_1.is_serving(w) AND w.capacity > 0;
+    RETURN coalesce(found, '[]');
+END $body$;
+
+-- What is on its way already: how many idle feeds are `held` for the successor of their worker; how many were asked to move
+-- within this time and are not connected at their new worker yet, by that worker; and which workers are to hand over all
+-- they have, with how many feeds that still are.
+CREATE FUNCTION feedq_1.moving(within_s float8) RETURNS json LANGUAGE plpgsql AS $body$
+BEGIN
+    PERFORM feedq_1.fold_held();
+    RETURN json_build_object(
+        'held', (SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL),
+        -- With the time at which the statement began: with a clock that moves on, the index could not be used.
+        'under_way', (SELECT coalesce(json_object_agg(target, feeds), '{}') FROM (
+            SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
+            WHERE moved_at IS NOT NULL AND moved_at > feedq.now() - make_interval(secs => within_s)
+            GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL) moved),
+        'leaving', (SELECT coalesce(json_object_agg(w.id, h.feeds), '{}')
+            FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
+            WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > feedq.clock()
+                AND w.suspected_at IS NULL AND h.feeds > 0));
+END $body$;
+
+-- Running feeds of these workers, of each worker the ones that have run there longest, and at most so many.
+CREATE FUNCTION feedq_1.movable(owners uuid[], most int, measured float8, mean_rows float8, mean_bytes float8)
+RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    found json;
+BEGIN
+    SELECT json_agg(json_build_object(
+        'feed_id', f.id, 'worker_id', held.worker_id, 'tenant', f.tenant, 'selector', f.selector, 'avoid', l.avoid,
+        'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
+        'weight', feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes)) ORDER BY held.running_since, f.id)
+    INTO found
+    FROM unnest(owners) AS source (id) CROSS JOIN LATERAL (
+        SELECT feed_id, worker_id, running_since FROM feedq.lease
+        WHERE worker_id = source.id AND state = 'running' ORDER BY running_since LIMIT most
+    ) held
+    JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
+    WHERE f.removed_at IS NULL AND f.target_state = 'running';
+    RETURN coalesce(found, '[]');
 END $body$;
 
 -- Counts anew what some workers hold, those first that were counted longest ago: at least one, and as many as hold

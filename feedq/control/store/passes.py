@@ -22,9 +22,7 @@ import msgspec
 
 from feedq.control.store import history
 from feedq.control.store.assigning import (
-    EFFECTIVE_WEIGHT,
-    REMOTE,
-    SINK,
+    FeedToPlace,
     PassAssignments,
     experiences,
 )
@@ -63,6 +61,23 @@ class FleetAtPass(msgspec.Struct, frozen=True):
     waiting_after: int
     sweep_at: datetime | None
     swept_to: int | None
+
+
+class Moving(msgspec.Struct, frozen=True):
+    """What is on its way in the fleet."""
+
+    held: int
+    """Idle feeds that are held for the successor of their worker."""
+    under_way: Mapping[UUID, int]
+    """Feeds that were asked to move and are not connected at their new worker yet, by that worker."""
+    leaving: Mapping[UUID, int]
+    """Workers that are to hand over all they have, with how many feeds that still are."""
+
+
+class FeedThatRuns(FeedToPlace, frozen=True):
+    """A feed that may be moved."""
+
+    worker_id: UUID
 
 
 class Fleet:
@@ -183,61 +198,27 @@ class ReconcilePass(PassAssignments):
 
     # -- moves ---------------------------------------------------------------------------------------
 
-    def leaving(self) -> dict[UUID, int]:
-        """Workers that are to hand over all they have, with how many feeds that still are."""
-        call(self._c, "fold_held", int)
-        sql = """
-            SELECT w.id, h.feeds FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
-            WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > feedq.clock()
-              AND w.suspected_at IS NULL AND h.feeds > 0
-        """
-        return {row.id: row.feeds for row in self._c.execute(sql)}
-
-    def held_for_successors(self) -> int:
-        """Idle feeds that are held for the successor of their worker, right now."""
-        held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
-        return int(self._c.execute(held).scalar_one())
-
-    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
-        """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
-        worker."""
-        # With the time at which the statement began: with a clock that moves on, the index could not be used.
-        sql = """
-            SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
-            WHERE moved_at IS NOT NULL AND moved_at > feedq.now() - make_interval(secs => %(within_s)s)
-            GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL
-        """
-        return {row.target: row.feeds for row in self._c.execute(sql, {"within_s": within_s})}
+    def moving(self, *, within_s: float) -> Moving:
+        """What is on its way already; of what was asked to move, what was so within this time."""
+        return call(self._c, "moving", Moving, within_s=within_s)
 
     def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
         """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
         in all, an equal part of each worker."""
         if not worker_ids:
             return []
-        sql = f"""
-            SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
-                nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
-            FROM unnest(CAST(%(ids)s AS uuid[])) AS source (id) CROSS JOIN LATERAL (
-                SELECT feed_id, worker_id, running_since FROM feedq.lease
-                WHERE worker_id = source.id AND state = 'running'
-                ORDER BY running_since LIMIT %(limit)s
-            ) held
-            JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
-            WHERE f.removed_at IS NULL AND f.target_state = 'running'
-            ORDER BY held.running_since, f.id
-        """
         known = experiences(self._c, proven=False)
         share = max(1, limit // len(worker_ids))
-        parameters = {"ids": list(map(str, worker_ids)), "limit": share, **self._means}
+        given = {"owners": list(worker_ids), "most": share, **self._means}
         held = []
-        for row in self._c.execute(sql, parameters):
-            one = Held(
-                row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector), sink=row.sink
+        for one in call(self._c, "movable", list[FeedThatRuns], **given):
+            feed = Held(
+                one.feed_id, one.worker_id, one.weight, one.tenant, selector_from(one.selector), sink=one.sink
             )
-            if row.avoid or row.remote in known:
-                own, others = avoided_from(row.avoid), known.get(row.remote, NO_EXPERIENCE)
-                one = replace(one, avoid=others.avoided(own), reached=others.reached(own))
-            held.append(one)
+            if one.avoid or one.remote in known:
+                own, others = avoided_from(one.avoid), known.get(one.remote, NO_EXPERIENCE)
+                feed = replace(feed, avoid=others.avoided(own), reached=others.reached(own))
+            held.append(feed)
         return held
 
     def reap(self) -> int:
