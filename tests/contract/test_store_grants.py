@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,20 +18,23 @@ from psycopg2 import errors
 
 from feedq.control.store import grants, migrate, protocol
 from feedq.control.store.database import connect_once
-from feedq.control.store.grants import CHANGES, DECLARED, SEQUENCES, Right, Role
+from feedq.control.store.election import Election
+from feedq.control.store.grants import Role
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import FeedSpec, NewWorker
-from feedq.errors import Conflict, FeedqError, PermissionMissing, SchemaBehind
+from feedq.core.model import FeedSpec, NewWorker, TargetState
+from feedq.core.schedule.spec import ScheduleSpec
+from feedq.errors import Conflict, FeedqError, PermissionMissing, SchemaBehind, Unavailable
 from feedq.local.postgres import Postgres
 from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.diagnosis.server_checks import check_database
 from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
+from tests.waiting import until
 
 SPEC = FeedSpec(
     name="acme/orders", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "acme.landed"}
 )
 
-DECLARE = "UPDATE feedq.feed SET source = '{}'"
+JOB = ScheduleSpec.of({"name": "nightly", "task": "jobs.nightly", "every": 3600})
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +66,6 @@ def apply_again(url: str) -> None:
         grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
 
 
-def test_every_table_says_who_may_change_it(url: str) -> None:
-    """A new table: add it to `CHANGES` in `feedq.control.store.grants`, with the roles that write to it."""
-    assert CHANGES.keys() == columns_of(url).keys()
-    # Who this installation is was said once, by the migration.
-    assert [table for table, changes in CHANGES.items() if not changes] == ["installation"]
-
-
-def test_every_sequence_that_is_asked_by_name_says_who_may(url: str) -> None:
-    found = ask(url, "SELECT sequencename FROM pg_sequences WHERE schemaname = 'feedq'")
-    sequences = {str(name) for (name,) in found}
-    named = {name for name in sequences if not name.endswith(("_id_seq", "_lock_key_seq"))}
-    assert named <= SEQUENCES.keys() <= sequences
-
-
-def test_what_is_declared_is_a_column_and_there_are_others(url: str) -> None:
-    for table, declared in DECLARED.items():
-        assert set(declared) < columns_of(url)[table], table
-    with_state = {
-        table
-        for table, changes in CHANGES.items()
-        if any(Right.UPDATE_STATE in rights for rights in changes.values())
-    }
-    assert with_state == DECLARED.keys()
-
-
 def test_no_role_is_a_superuser_or_may_make_others(url: str) -> None:
     assert (
         ask(
@@ -103,45 +82,140 @@ def test_a_migration_that_nobody_but_its_role_made_belongs_to_it(url: str) -> No
     assert ask(url, owned) == [("feedq_migration",)]
 
 
+def allowed_to(url: str, role: str) -> set[object]:
+    """What `roles.sql` lists for a role, and for those whose rights it has too."""
+    listed = ask(url, f"SELECT function FROM feedq_1.allowed WHERE role = '{role}'")
+    found = {function for (function,) in listed}
+    return found | allowed_to(url, grants.INHERITS[Role(role)]) if role in grants.INHERITS else found
+
+
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.MIGRATION])
-def test_each_role_may_do_what_is_said_of_it_and_nothing_else(url: str, role: Role) -> None:
-    """By the server's own word, of every table and of every column of it."""
+def test_a_role_reads_every_table_and_may_change_none(url: str, role: Role) -> None:
+    """By the server's own word, of every table, view and sequence."""
     name = grants.role_name(grants.PREFIX, role)
-    whose = {role, *grants.INHERITS.get(role, ())}
-    columns = [(table, c) for table, names in columns_of(url).items() for c in sorted(names)]
-    values = ", ".join(f"('{table}', '{column}')" for table, column in columns)
+    writes = "'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER'"
     found = ask(
         url,
-        f"SELECT t, c, has_column_privilege('{name}', 'feedq.' || t, c, 'SELECT'), "
-        f"has_column_privilege('{name}', 'feedq.' || t, c, 'INSERT'), "
-        f"has_column_privilege('{name}', 'feedq.' || t, c, 'UPDATE'), "
-        f"has_table_privilege('{name}', 'feedq.' || t, 'DELETE') FROM (VALUES {values}) AS v (t, c)",
+        f"SELECT c.relname, has_table_privilege('{name}', c.oid, 'SELECT'), "
+        f"has_table_privilege('{name}', c.oid, {writes}) "
+        f"OR has_any_column_privilege('{name}', c.oid, 'INSERT, UPDATE, REFERENCES') "
+        "FROM pg_class c WHERE relnamespace IN ('feedq'::regnamespace, 'feedq_1'::regnamespace) "
+        "AND relkind IN ('r', 'v')",
     )
-    assert len(found) == len(columns)
-    for table, column, *granted in found:
-        said = {right for other in whose for right in grants.CHANGES[str(table)].get(other, ())}
-        is_state = column not in grants.DECLARED.get(str(table), ())
-        assert granted == [
-            True,
-            Right.INSERT in said,
-            Right.UPDATE in said or (is_state and Right.UPDATE_STATE in said),
-            Right.DELETE in said,
-        ], (table, column)
+    assert len(found) > len(columns_of(url))
+    assert [entry for entry in found if entry[1:] != (True, False)] == []
+    taken = (
+        "SELECT sequencename FROM pg_sequences WHERE schemaname = 'feedq' "
+        f"AND has_sequence_privilege('{name}', format('feedq.%I', sequencename), 'USAGE, UPDATE')"
+    )
+    assert ask(url, taken) == []
 
 
-@pytest.mark.parametrize("role", [Role.WORKER, Role.BEAT, Role.FLOWER, Role.READER, SINK_ROLE])
-def test_only_the_operator_changes_what_a_feed_is(url: str, role: str) -> None:
-    with pytest.raises(errors.InsufficientPrivilege):
-        ask(url_of(url, role), DECLARE)
+@pytest.mark.parametrize("role", [*Role, SINK_ROLE])
+def test_a_role_may_call_what_is_listed_for_it_and_nothing_else(url: str, role: str) -> None:
+    name = grants.role_name(grants.PREFIX, role)
+    functions = "FROM pg_proc WHERE pronamespace = 'feedq_1'::regnamespace"
+    may = ask(url, f"SELECT proname {functions} AND has_function_privilege('{name}', oid, 'EXECUTE')")
+    every = ask(url, f"SELECT proname {functions}")
+    expected = {one for (one,) in every} if role == Role.MIGRATION else allowed_to(url, role)
+    assert {one for (one,) in may} == expected
+    assert bool(expected) == (role != SINK_ROLE)
 
 
-def test_a_worker_with_the_role_of_another_is_told_what_it_may_not_and_what_to_do(url: str) -> None:
-    store = PostgresStore(url_of(url, Role.OPERATOR))
+def test_each_function_is_called_by_a_role_or_by_another_function(url: str) -> None:
+    found = ask(
+        url,
+        "SELECT proname, prosrc, prosecdef, proconfig FROM pg_proc WHERE pronamespace = 'feedq_1'::regnamespace",
+    )
+    listed = {function: set[object]() for (function,) in ask(url, "SELECT function FROM feedq_1.allowed")}
+    for function, role in ask(url, "SELECT function, role FROM feedq_1.allowed"):
+        listed[function].add(role)
+    assert listed.keys() <= {name for name, *_ in found}
+    for name, _, runs_as_owner, settings in found:
+        roles = listed.get(name, set())
+        called = [other for other, text, *_ in found if other != name and f"feedq_1.{name}(" in str(text)]
+        assert roles or called, f"nobody may call {name}"
+        # Who reads does so with its own rights; who writes, with the owner's, whatever its search path.
+        assert runs_as_owner == bool(roles - {"reader"}), name
+        assert runs_as_owner == ("search_path=pg_catalog, pg_temp" in str(settings)), name
+
+
+def test_what_the_store_calls_is_listed_for_some_role(url: str) -> None:
+    called = re.compile(r"\bcall\(\s*(?:\w+(?:\.\w+)?,\s*)?\"(\w+)\"|\b(?:feedq_1|SCHEMA\})\.(\w+)\(")
+    store = Path(grants.__file__).parent
+    found = {a or b for path in store.rglob("*.py") for a, b in called.findall(path.read_text())}
+    listed = {function for (function,) in ask(url, "SELECT function FROM feedq_1.allowed")}
+    assert found == listed
+
+
+REFUSED: dict[str, tuple[Role, Callable[[PostgresStore], object]]] = {
+    "a worker declares a feed": (Role.WORKER, lambda store: store.feeds.add(SPEC)),
+    "a beat changes a feed": (Role.BEAT, lambda store: store.feeds.set_target(SPEC.name, TargetState.PAUSED)),
+    "Flower changes a feed": (
+        Role.FLOWER,
+        lambda store: store.feeds.set_target(SPEC.name, TargetState.PAUSED),
+    ),
+    "Flower declares a schedule": (Role.FLOWER, lambda store: store.jobs.schedules.add(JOB)),
+    "a worker has a job run": (Role.WORKER, lambda store: store.jobs.schedules.trigger("nightly")),
+    "a reader pauses a schedule": (Role.READER, lambda store: store.jobs.schedules.pause("nightly")),
+    "the operator is a worker": (
+        Role.OPERATOR,
+        lambda store: store.workers.register(NewWorker(uuid4(), "w1", "node.w1", 1, "h", 1, "0"), ttl_s=5),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_process_with_the_role_of_another_is_told_what_it_may_not_and_what_to_do(
+    url: str, what: str
+) -> None:
+    role, does = REFUSED[what]
+    store = PostgresStore(url_of(url, role))
     try:
-        with pytest.raises(PermissionMissing, match=r"permission denied.*worker.*feedq db grants"):
-            store.workers.register(NewWorker(uuid4(), "w1", "node.w1", 1, "h", 1, "0"), ttl_s=5)
+        with pytest.raises(PermissionMissing, match=r"permission denied for function.*feedq db grants"):
+            does(store)
     finally:
         store.close()
+
+
+def test_a_beat_ends_the_session_of_a_frozen_one(url: str) -> None:
+    with ExitStack() as opened:
+        frozen, other = (
+            opened.enter_context(
+                closing(
+                    Election(url_of(url, Role.BEAT), holder=uuid4(), host="h", pid=1, ttl_s=0.1, settle_s=1.0)
+                )
+            )
+            for _ in range(2)
+        )
+        assert frozen.campaign()
+        until(other.end_frozen_leader, "the term is over, and the session ended")
+        with pytest.raises(Unavailable):
+            frozen.renew()
+
+
+def test_a_worker_ends_the_transaction_of_a_job_whose_worker_is_gone(url: str) -> None:
+    ((run,),) = ask(
+        url,
+        """
+        WITH gone AS (
+            INSERT INTO feedq.worker (id, name, queue, capacity, host, pid, version, state, expires_at)
+            VALUES (gen_random_uuid(), 'gone', 'q', 1, 'h', 1, '0', 'gone', feedq.clock()) RETURNING id
+        ), job AS (
+            INSERT INTO feedq.schedule (name, declaration) VALUES ('frozen', '{}') RETURNING id
+        )
+        INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, fence, job, worker_id)
+        SELECT job.id, 'k', feedq.clock(), feedq.clock(), feedq.clock(), 'running', 7, '{}', gone.id FROM job, gone
+        RETURNING id
+        """,
+    )
+    store = PostgresStore(url_of(url, Role.WORKER))
+    session = psycopg2.connect(url_of(url, Role.WORKER), application_name=f"feedq-job/{run}/7")
+    with closing(store), closing(session), session.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        assert store.jobs.runs.expire(limit=10) == 1
+        with pytest.raises(psycopg2.OperationalError):
+            cursor.execute("SELECT 1")
 
 
 def test_a_sink_makes_its_own_tables_and_knows_nothing_of_the_control_tables(url: str) -> None:

@@ -175,6 +175,16 @@ BEGIN
     RETURN FOUND;
 END $body$;
 
+-- Whether a `transactional` run has succeeded under this fence: for a worker whose commit was cut off. It waits for the
+-- run's lock, and so for a commit that is under way.
+CREATE FUNCTION feedq_1.has_succeeded(run bigint, run_fence bigint) RETURNS boolean LANGUAGE plpgsql AS $body$
+DECLARE
+    has boolean;
+BEGIN
+    SELECT r.state = 'succeeded' AND r.fence = run_fence INTO has FROM feedq.run r WHERE r.id = run FOR UPDATE;
+    RETURN coalesce(has, false);
+END $body$;
+
 -- What the session of a `transactional` job is called on the server.
 CREATE FUNCTION feedq_1.job_session(run bigint, fence bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $body$
     SELECT 'feedq-job/' || run || '/' || fence
@@ -229,7 +239,7 @@ BEGIN
     END LOOP;
     IF sessions <> '{}' THEN
         PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
-        WHERE datname = current_database() AND usename = current_user AND application_name = ANY (sessions);
+        WHERE datname = current_database() AND pg_has_role(usesysid, 'USAGE') AND application_name = ANY (sessions);
     END IF;
     RETURN cardinality(sessions);
 END $body$;

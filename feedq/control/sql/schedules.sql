@@ -233,9 +233,19 @@ BEGIN
         FROM feedq.schedule s CROSS JOIN LATERAL feedq_1.unfinished(s.id) u WHERE s.id = held;
 END $body$;
 
--- Writes a schedule that is new, or whose row is locked, and tells a worker if it is to fire within a second: no worker
--- may scan by then, and all others see it in time. Answers with the row. What is stored `as_declared` stays, as this
--- release may not be able to read it. An edit looks forward only: it reaches no run that there is.
+-- Adds a schedule, which is to be written in the same transaction: its jitter follows from its id, and so does its first
+-- tick. Answers with the row. Fails if the name is taken; of two that add it at once the second waits here.
+CREATE FUNCTION feedq_1.add_schedule(name text, declaration jsonb) RETURNS SETOF feedq.schedule
+LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY INSERT INTO feedq.schedule AS s (name, declaration)
+    VALUES (add_schedule.name, add_schedule.declaration) RETURNING s.*;
+END $body$;
+
+-- Writes a schedule whose row is locked, and tells a worker if it is to fire within a second: no worker may scan by then,
+-- and all others see it in time. Answers with the row. What is stored `as_declared` stays, as this release may not be able
+-- to read it. An edit looks forward only: it reaches no run that there is.
 CREATE FUNCTION feedq_1.put_schedule(new json, as_declared boolean) RETURNS SETOF feedq.schedule
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -254,13 +264,6 @@ BEGIN
         next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at, failures = given.failures,
         updated_at = feedq.clock()
     WHERE s.id = given.id RETURNING s.*;
-    IF NOT FOUND THEN
-        RETURN QUERY INSERT INTO feedq.schedule AS s
-            (id, name, declaration, state, pause_reason, next_tick_at, next_fire_at) OVERRIDING SYSTEM VALUE
-        VALUES (given.id, given.spec ->> 'name', given.spec, given.state, given.pause_reason, given.next_tick_at,
-            given.next_fire_at)
-        RETURNING s.*;
-    END IF;
 END $body$;
 
 -- Makes the schedule behind an entry of beat, or gives it this declaration. Of two that make it at once the second waits

@@ -2,16 +2,17 @@
 
 ::
 
-    migration   owns the schema `feedq` and changes it: `feedq db upgrade`
+    migration   owns tables and functions, and changes them: `feedq db upgrade`
     worker      runs feeds and jobs, and passes when no beat does; declares nothing
     beat        what workers may, the election, and entries of beat_schedule.py
     flower      reads, and presses the buttons of schedules and runs
-    operator    declares feeds, schedules and queues: the command line
+    operator    what Flower may, and declares feeds, schedules and queues: the command line
     reader      reads: `feedq status`, `list`, `show`, `top`
     sink_<name> owns feedq's tables in a sink and writes into those that feeds name
 
-`CHANGES` says what each may change; all of them may read everything, for a declaration holds no secret. A table or
-a column that is added gets its rights with the migration: `renew` is the end of every `feedq db upgrade`.
+Nobody but the first writes to a table: the others call functions, which run with its rights. Which of them each
+may call stands in `feedq/control/sql/roles.sql`. All may read everything, for a declaration holds no secret. What
+is added gets its rights with the migration: `renew` is the end of every `feedq db upgrade`.
 
 Roles belong to the whole server, rights to one database; so several installations on one server share their roles
 unless ``FEEDQ_ROLE_PREFIX`` keeps them apart. Everything here can be run again and again.
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -50,81 +51,15 @@ class Role(StrEnum):
     READER = "reader"
 
 
-class Right(StrEnum):
-    """A right to the rows of a table, besides reading them."""
-
-    INSERT = "INSERT"
-    UPDATE = "UPDATE"
-    DELETE = "DELETE"
-    UPDATE_STATE = "UPDATE of what is not declared"
-    """All columns but those of `DECLARED`."""
-
-
-ALL: Final = (Right.INSERT, Right.UPDATE, Right.DELETE)
-
-CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
-    "feed": {Role.WORKER: (Right.UPDATE_STATE, Right.DELETE), Role.OPERATOR: ALL},
-    "task_set": {Role.WORKER: ALL},
-    "worker": {Role.WORKER: ALL, Role.OPERATOR: (Right.UPDATE,)},
-    "lease": {Role.WORKER: ALL, Role.OPERATOR: (Right.INSERT, Right.UPDATE)},
-    # Written by triggers of `lease`, on behalf of whoever changes that.
-    "held_change": {Role.WORKER: ALL, Role.OPERATOR: (Right.INSERT,)},
-    "worker_held": {Role.WORKER: ALL},
-    # Its trigger makes one event of several, on behalf of whoever adds one.
-    "event": {Role.WORKER: ALL, Role.FLOWER: ALL, Role.OPERATOR: ALL},
-    "fleet": {Role.WORKER: (Right.UPDATE,)},
-    "leader": {Role.BEAT: (Right.INSERT, Right.UPDATE)},
-    "unmet": {Role.BEAT: ALL},
-    "landed_sample": {Role.BEAT: ALL},
-    "landed_count": {Role.BEAT: ALL},
-    "alert": {Role.BEAT: ALL},
-    "tap": {Role.WORKER: (Right.DELETE,), Role.FLOWER: ALL, Role.OPERATOR: ALL},
-    "tap_part": {Role.WORKER: ALL, Role.FLOWER: (Right.DELETE,), Role.OPERATOR: (Right.DELETE,)},
-    "alert_target": {Role.BEAT: ALL},
-    "schedule": {
-        Role.WORKER: (Right.UPDATE_STATE, Right.DELETE),
-        Role.BEAT: (Right.INSERT, Right.UPDATE),
-        # To resume one that was declared as paused changes its declaration.
-        Role.FLOWER: (Right.UPDATE,),
-        Role.OPERATOR: ALL,
-    },
-    "catalog": {Role.OPERATOR: ALL},
-    # Made by the migration, and never changed.
-    "installation": {},
-    "run": {Role.WORKER: ALL, Role.FLOWER: (Right.INSERT, Right.UPDATE), Role.OPERATOR: ALL},
-    # Whoever declares gives out tokens, too.
-    "token": {Role.OPERATOR: (Right.INSERT, Right.DELETE)},
-    "job_queue": {Role.WORKER: (Right.UPDATE,), Role.OPERATOR: ALL},
+INHERITS: Final[Mapping[Role, Role]] = {
+    Role.WORKER: Role.READER,
+    Role.BEAT: Role.WORKER,
+    Role.FLOWER: Role.READER,
+    Role.OPERATOR: Role.FLOWER,
+    # Functions run as their owner, and two end sessions: a frozen beat's, and those of jobs of lost workers.
+    Role.MIGRATION: Role.BEAT,
 }
-"""The changes that a role may make, by table. A beat has the rights of a worker too; the role of migrations
-owns all of them."""
-
-DECLARED: Final[Mapping[str, Collection[str]]] = {
-    "feed": (
-        *("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state"),
-        *(
-            "generation",
-            "stream_generation",
-            "uuid",
-            "catalog",
-            "initial_cursor",
-            "expect",
-            "parent",
-            "backfill",
-        ),
-    ),
-    "schedule": ("name", "declaration", "generation"),
-}
-"""Columns that say what should run: whoever may write them may have a worker do anything."""
-
-SEQUENCES: Final[Mapping[str, Collection[Role]]] = {
-    "run_fence": (Role.WORKER,),
-    "schedule_id_seq": (Role.OPERATOR,),
-}
-"""The sequences that are asked by name, and by whom. Identity columns need no right."""
-
-INHERITS: Final[Mapping[Role, Collection[Role]]] = {Role.BEAT: (Role.WORKER,)}
-"""The roles that have the rights of others too, and may end their sessions."""
+"""The roles that have the rights of another too, and may end its sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +135,7 @@ def owning(prefix: str, existing: Existing) -> list[GrantStatement]:
 def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> list[GrantStatement]:
     # Transactional jobs write into a sink's tables as they go; and whoever declares feeds may look at them.
     of_sinks = [(role, sink_role(sink.name)) for sink in sinks for role in (Role.WORKER, Role.OPERATOR)]
-    whose = [*((role, other) for role, others in INHERITS.items() for other in others), *of_sinks]
+    whose = [*INHERITS.items(), *of_sinks]
     return _statements(
         "Who may connect, and whose rights come on top",
         *(_sql("GRANT CONNECT ON DATABASE {} TO {}", database, role_name(prefix, role)) for role in Role),
@@ -209,40 +144,25 @@ def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> li
 
 
 def rights(prefix: str, existing: Existing) -> list[GrantStatement]:
-    """Return what each role may do in the schema, and nothing else. For the owner of its tables, or a
-    superuser."""
+    """Return what each role may call and read, and nothing else. For the owner of all that, or a superuser."""
     there = [r for r in Role if r is not Role.MIGRATION and role_name(prefix, r) in existing.roles]
     return [step for role in there for step in _rights_of(role, role_name(prefix, role), existing)]
 
 
 def _rights_of(role: Role, name: str, existing: Existing) -> list[GrantStatement]:
-    granted = [
-        _sql("GRANT {} ON {} TO {}", _granted(table, changes[role], existing), (SCHEMA, table), name)
-        for table, changes in CHANGES.items()
-        if table in existing.tables and changes.get(role)
+    names = [SCHEMA, PROTOCOL] if existing.functions else [SCHEMA]
+    schemas = sql.SQL(", ").join(map(sql.Identifier, names))
+    functions = [sql.Identifier(PROTOCOL, function) for function in existing.allowed.get(role, ())]
+    steps = [
+        _sql(f"REVOKE ALL ON ALL {kind} IN SCHEMA {{}} FROM {{}}", schemas, name)
+        for kind in ("TABLES", "SEQUENCES", "FUNCTIONS")
     ]
-    asked = [sequence for sequence, users in SEQUENCES.items() if role in users and existing.tables]
-    return _statements(
-        f"What {role.value} may do",
-        _sql("GRANT USAGE ON SCHEMA {} TO {}", SCHEMA, name),
-        *(_sql("GRANT USAGE ON SCHEMA {} TO {}", PROTOCOL, name) for _ in existing.functions[:1]),
-        *(_sql("GRANT SELECT ON {} TO {}", (PROTOCOL, view), name) for view in existing.views),
-        _sql("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", SCHEMA, name),
-        _sql("REVOKE ALL ON ALL SEQUENCES IN SCHEMA {} FROM {}", SCHEMA, name),
-        _sql("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}", SCHEMA, name),
-        *granted,
-        *(_sql("GRANT USAGE ON SEQUENCE {} TO {}", (SCHEMA, sequence), name) for sequence in asked),
-    )
-
-
-def _granted(table: str, changes: Collection[Right], existing: Existing) -> sql.Composable:
-    def one(right: Right) -> sql.Composable:
-        if right is not Right.UPDATE_STATE:
-            return sql.SQL(right.value)
-        state = [sql.Identifier(name) for name in existing.tables[table] if name not in DECLARED[table]]
-        return sql.SQL("UPDATE ({})").format(sql.SQL(", ").join(state))
-
-    return sql.SQL(", ").join([one(right) for right in changes])
+    if role is Role.READER:
+        steps.append(_sql("GRANT USAGE ON SCHEMA {} TO {}", schemas, name))
+        steps.append(_sql("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}", schemas, name))
+    if functions:
+        steps.append(_sql("GRANT EXECUTE ON FUNCTION {} TO {}", sql.SQL(", ").join(functions), name))
+    return _statements(f"What {role.value} may do", *steps)
 
 
 def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantStatement]:
@@ -311,14 +231,16 @@ class Existing:
     owner: str | None
     """The owner of the schema `feedq`, if there is one."""
     roles: Collection[str]
-    tables: Mapping[str, Sequence[str]]
-    """The tables of the schema `feedq`, with their columns; without any, nothing was migrated yet."""
+    tables: Sequence[str]
+    """The tables of the schema `feedq`; without any, nothing was migrated yet."""
     sequences: Sequence[str]
     """The sequences that belong to no column."""
     functions: Sequence[str]
     """The functions with their arguments, quoted."""
     views: Sequence[str]
     """The views of the protocol."""
+    allowed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The functions of the protocol that each role may call."""
 
 
 # In the order of the fields of `Existing`.
@@ -330,10 +252,7 @@ _EXISTING = f"""
         (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
         (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = '{SCHEMA}'),
         ARRAY(SELECT rolname::text FROM pg_roles),
-        (SELECT coalesce(json_object_agg(name, ARRAY(
-            SELECT attname FROM pg_attribute
-            WHERE attrelid = relations.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-        ) ORDER BY name), '{{}}') FROM relations WHERE relkind IN ('r', 'p')),
+        ARRAY(SELECT name FROM relations WHERE relkind IN ('r', 'p') ORDER BY name),
         ARRAY(SELECT name FROM relations WHERE relkind = 'S' AND NOT EXISTS (
             SELECT FROM pg_depend d
             WHERE d.classid = 'pg_class'::regclass AND d.objid = relations.oid AND d.deptype IN ('a', 'i')
@@ -348,7 +267,13 @@ _EXISTING = f"""
 
 def inspect(connection: Connection) -> Existing:
     """Raises `psycopg2.Error`."""
-    return Existing(*_rows(connection, _EXISTING)[0])
+    existing = Existing(*_rows(connection, _EXISTING)[0])
+    if not existing.views:
+        return existing
+    allowed = (
+        f"SELECT role, array_agg(function::text ORDER BY function) FROM {PROTOCOL}.allowed GROUP BY role"
+    )
+    return replace(existing, allowed=dict(_rows(connection, allowed)))
 
 
 def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> SinkTables:

@@ -38,6 +38,7 @@ FILES: Final = (
     "schedules.sql",
     "taps.sql",
     "access.sql",
+    "roles.sql",
 )
 """In the order in which they are run: a function may use those before it."""
 KEPT: Final = 4_096

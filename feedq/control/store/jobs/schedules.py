@@ -14,6 +14,7 @@ nothing by it. All others last until somebody resumes the schedule, or until the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -80,13 +81,14 @@ class ScheduleStore(ScheduleListing):
     def add(self, c: Connection, spec: ScheduleSpec) -> Schedule:
         """Declare a schedule, whose first tick is the first after now. Raises `Conflict` when a schedule of that
         name exists."""
-        # Jitter is hashed from the id, so the first tick cannot be known before it.
-        sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, feedq.clock() AS now"
-        given = c.execute(sql).one()
+        sql = f"SELECT {SCHEDULE_COLUMNS} FROM {SCHEMA}.add_schedule(%(name)s, %(declaration)s) s"
+        with _refused_when_taken(spec.name):
+            row = c.execute(sql, {"name": spec.name, "declaration": spec.to_json()}).one()
         state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
         reason = DECLARED if spec.paused else None
-        schedule = Schedule(given.id, spec, state, None, reason, 1, None, None, 0, given.now, given.now)
-        added = _put(c, ticks.begin(schedule, now=given.now))
+        at = row.created_at
+        schedule = Schedule(row.id, spec, state, None, reason, 1, None, None, 0, at, at)
+        added = _put(c, ticks.begin(schedule, now=at))
         _record(c, EventKind.SCHEDULE_ADDED, schedule=spec.name, generation=1)
         if spec.paused:
             _record(c, EventKind.SCHEDULE_PAUSED, schedule=spec.name, reason=DECLARED)
@@ -305,12 +307,15 @@ def _locked(c: Connection, name: str) -> Any:
 
 
 def _put(c: Connection, schedule: Schedule, *, as_declared: bool = False) -> Schedule:
-    """Write a schedule that is new or locked; ``as_declared``: without its declaration."""
+    """Write a schedule that is locked; ``as_declared``: without its declaration."""
     sql = f"SELECT {SCHEDULE_COLUMNS} FROM {SCHEMA}.put_schedule(%(new)s, %(as_declared)s) s"
-    name = schedule.spec.name
-    with refused_when_taken(f"schedule {name!r} exists already; `feedq schedule set` changes it"):
+    with _refused_when_taken(schedule.spec.name):
         row = c.execute(sql, {"new": document(schedule), "as_declared": as_declared}).one()
     return shown_schedule_from(row)
+
+
+def _refused_when_taken(name: str) -> AbstractContextManager[None]:
+    return refused_when_taken(f"schedule {name!r} exists already; `feedq schedule set` changes it")
 
 
 def _at_first(spec: ScheduleSpec) -> RunState:

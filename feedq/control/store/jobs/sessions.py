@@ -55,7 +55,6 @@ _PREPARE = """
         set_config('statement_timeout', %(ms)s, true), set_config('lock_timeout', %(ms)s, true),
         set_config('idle_in_transaction_session_timeout', %(ms)s, true)
 """
-_OUTCOME = "SELECT state = 'succeeded' AND fence = %(fence)s FROM feedq.run WHERE id = %(id)s FOR UPDATE"
 
 
 class JobSessions:
@@ -133,8 +132,7 @@ class JobSessions:
 
     def _has_succeeded(self, run: ClaimedRun) -> bool:
         with connect_once(self._url) as connection:
-            found = connection.execute(_OUTCOME, {"id": run.id, "fence": run.fence})
-            return bool(found.scalar_one_or_none())
+            return call(connection, "has_succeeded", bool, run=run.id, run_fence=run.fence)
 
 
 def _answers(driver: Any) -> bool:

@@ -315,11 +315,9 @@ HISTORY = """
 
 # Makes one event of the same trouble of a feed again and again, as `feedq.control.store.history` says it. The
 # latest one is kept, so that events stay in the order of their ids. What somebody else is trimming at this moment
-# is not folded: to wait for a pass could be a deadlock. It has its owner's rights, for those who may write history
-# and not change it.
+# is not folded: to wait for a pass could be a deadlock.
 FOLD_EVENT = """
-    CREATE FUNCTION feedq.fold_event() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $body$
+    CREATE FUNCTION feedq.fold_event() RETURNS trigger LANGUAGE plpgsql AS $body$
     DECLARE
         tries constant text[] := '{lease_assigned,lease_claimed,lease_raised}';
         before feedq.event;
