@@ -26,6 +26,7 @@ import psycopg2
 import psycopg2.extras
 
 from feedq.control.store import grants
+from feedq.control.store.database import connect_once
 from feedq.control.store.grants import Role
 from feedq.control.store.migrate import upgrade
 from tests.node import INHERITED, Node
@@ -83,7 +84,7 @@ ROLE_PASSWORD = "as-a-role"
 
 def make_roles(database_url: str) -> None:
     """The roles of `feedq db grants`, in a database that may be migrated or not."""
-    with grants.opened(database_url) as connection:
+    with connect_once(database_url) as connection:
         sink = grants.sink_tables(connection, "default", with_control=True)
         passwords = dict.fromkeys([*map(str, Role), SINK_ROLE], ROLE_PASSWORD)
         grants.apply(database_url, grants.script(connection, grants.PREFIX, [sink], passwords), connection)

@@ -14,14 +14,14 @@ from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
 
 with lazily():
+    from feedq.control.store import database, migrate
     from feedq.control.store import grants as roles
-    from feedq.control.store import migrate
     from feedq.verbs import wording
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection
     from sqlalchemy import URL
 
+    from feedq.control.store.database import Connection
     from feedq.settings import Settings
 
 
@@ -83,18 +83,18 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
     settings = invocation.settings
     url = settings.database_url.get_secret_value()
     here, elsewhere = _sinks(settings)
-    with roles.opened(url) as connection:
+    with database.connect_once(url) as c:
         passwords = _passwords(settings, [*here, *elsewhere])
-        with_control = [roles.sink_tables(connection, name, with_control=True) for name in here]
-        steps = roles.script(connection, settings.role_prefix, with_control, passwords)
+        with_control = [roles.sink_tables(c, name, with_control=True) for name in here]
+        steps = roles.script(c, settings.role_prefix, with_control, passwords)
         if apply_:
-            roles.apply(url, steps, connection)
-        script = _written(steps, connection)
+            roles.apply(url, steps, c)
+        script = _written(steps, c)
         others = {}
-        for name, database in elsewhere.items():
-            sink = roles.sink_tables(connection, name, with_control=False)
-            apart = roles.sink_script(connection, settings.role_prefix, sink, passwords, database=database)
-            others[name] = _written(apart, connection)
+        for name, called in elsewhere.items():
+            sink = roles.sink_tables(c, name, with_control=False)
+            apart = roles.sink_script(c, settings.role_prefix, sink, passwords, database=called)
+            others[name] = _written(apart, c)
 
     def write() -> None:
         if apply_:
@@ -145,8 +145,8 @@ def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def _written(steps: Iterable[roles.GrantStatement], held: connection) -> list[tuple[str, str]]:
-    return [(step.about, step.text.as_string(held)) for step in steps]
+def _written(steps: Iterable[roles.GrantStatement], c: Connection) -> list[tuple[str, str]]:
+    return [(step.about, step.text.as_string(c.session)) for step in steps]
 
 
 def _print(lines: Iterable[tuple[str, str]], *, where: str) -> None:

@@ -61,7 +61,7 @@ def ask(url: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def apply_again(url: str) -> None:
-    with grants.opened(url) as connection:
+    with connect_once(url) as connection:
         found = grants.sink_tables(connection, "default", with_control=True)
         grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
 
@@ -141,7 +141,7 @@ def test_each_function_is_called_by_a_role_or_by_another_function(url: str) -> N
 
 
 def test_what_the_store_calls_is_listed_for_some_role(url: str) -> None:
-    called = re.compile(r"\bcall\(\s*(?:\w+(?:\.\w+)?,\s*)?\"(\w+)\"|\b(?:feedq_1|SCHEMA\})\.(\w+)\(")
+    called = re.compile(r"\b(?:call|ask)\(\s*(?:\w+(?:\.\w+)?,\s*)?\"(\w+)\"|\b(?:feedq_1|SCHEMA\})\.(\w+)\(")
     store = Path(grants.__file__).parent
     found = {a or b for path in store.rglob("*.py") for a, b in called.findall(path.read_text())}
     listed = {function for (function,) in ask(url, "SELECT function FROM feedq_1.allowed")}
@@ -310,7 +310,7 @@ def test_a_database_that_was_used_without_roles_is_handed_over_with_all_that_is_
 
 def test_who_may_not_make_roles_is_told_so_and_changes_nothing(url: str) -> None:
     lowly = url_of(url, Role.OPERATOR)
-    with grants.opened(lowly) as connection:
+    with connect_once(lowly) as connection:
         steps = grants.script(connection, "other_", [], {})
         with pytest.raises(FeedqError, match=r"may not do this .*: connect as a superuser"):
             grants.apply(lowly, steps, connection)
@@ -329,7 +329,7 @@ def test_a_role_that_owns_the_database_and_makes_roles_will_do(postgres: Postgre
         ask(managed, f"ALTER SCHEMA public OWNER TO {name}")
         admin = url_of(managed, "x").replace("feedq_x", name)
         migrate.upgrade(admin)
-        with grants.opened(admin) as connection:
+        with connect_once(admin) as connection:
             sink = grants.sink_tables(connection, "default", with_control=True)
             grants.apply(
                 admin, grants.script(connection, "managed_", [sink], {"reader": "as-a-role"}), connection

@@ -7,7 +7,7 @@
 CREATE VIEW feedq_1.allowed AS
 SELECT role, unnest(functions) AS function FROM (VALUES
     -- Reads every table. These work something out, or stand for a query, and are planned into the one around them.
-    ('reader', '{chosen_feeds, is_listening, job_session, knows, landed, search_feeds, served_since}'::text[]),
+    ('reader', '{chosen_feeds, is_listening, job_session, knows, landed, search_feeds, served_since, worker_json}'::text[]),
     -- Runs feeds and jobs, and makes passes when no beat does. It declares nothing: no feed, no schedule, no run.
     ('worker', '{
         register, trust_locks, heartbeat, drain, leave, report_loss,

@@ -1,6 +1,6 @@
 """Rows of the control tables as values of `feedq.core.model`, and the column lists that select them.
 
-The fields of a lease, a worker's load and an event are called like their columns.
+The fields of an event are called like their columns.
 """
 
 from __future__ import annotations
@@ -21,27 +21,19 @@ from feedq.core.model import (
     FeedSpec,
     FeedView,
     Lease,
-    Load,
     Selector,
     Status,
     TargetState,
     Unmet,
-    Worker,
-    WorkerState,
-    WorkerTarget,
 )
 
 T = TypeVar("T")
 
-_WORKER_FIELDS = [field.name for field in fields(Worker) if field.name != "load"]
-LOAD_FIELDS = [field.name for field in fields(Load)]
-_worker_values = attrgetter(*_WORKER_FIELDS)
 _event_values = attrgetter(*(field.name for field in fields(Event)))
 
 SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
 """The columns of a declaration, called like its keys."""
 STATUS_VIEW = "feedq_1.feed_status"
-WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
 
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
@@ -93,26 +85,18 @@ def read_views(c: Connection, source: str, which: str, given: Mapping[str, Any])
         SELECT CAST(row_to_json(found) AS text)
         FROM (SELECT feed, lease, worker, status, because, unmet FROM {source} v {which}) found
     """
-    return [one.view() for one in _documents(c.execute(sql, given), _ViewedFeed)]
+    return [one.view() for one in read_documents(c.execute(sql, given), _ViewedFeed)]
 
 
 def read_feeds(c: Connection, which: str, given: Mapping[str, Any]) -> list[Feed]:
     """Read the same without their leases."""
     sql = f"SELECT CAST(feed AS text) FROM {STATUS_VIEW} {which}"
-    return _documents(c.execute(sql, given), Feed)
+    return read_documents(c.execute(sql, given), Feed)
 
 
-def _documents(rows: Rows, kind: type[T]) -> list[T]:
+def read_documents(rows: Rows, kind: type[T]) -> list[T]:
     """Read rows of one document each: of a hundred thousand, the database could not make one text."""
     return read(f"[{','.join(row[0] for row in rows)}]", list[kind])  # type: ignore[valid-type]
-
-
-def worker_from(row: Any) -> Worker:
-    values = dict(zip(_WORKER_FIELDS, _worker_values(row), strict=True))
-    values["state"], values["target_state"] = WorkerState(row.state), WorkerTarget(row.target_state)
-    load = {name: getattr(row, name) for name in LOAD_FIELDS}
-    load["sinks_up"], load["sinks_down"] = tuple(row.sinks_up), tuple(row.sinks_down)
-    return Worker(**values, load=Load(**load))
 
 
 def event_from(row: Any) -> Event:

@@ -21,17 +21,15 @@ unless ``FEEDQ_ROLE_PREFIX`` keeps them apart. Everything here can be run again 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
-import psycopg2
 from psycopg2 import sql
-from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
+from psycopg2.errors import InsufficientPrivilege
 from psycopg2.extensions import encrypt_password
 
-from feedq.control.store.database import ADMIN, INSUFFICIENT_PRIVILEGE, SCHEMA, connect, unavailable
+from feedq.control.store.database import SCHEMA, Connection
 from feedq.control.store.protocol import SCHEMA as PROTOCOL
 from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError
@@ -257,7 +255,7 @@ _EXISTING = f"""
             SELECT FROM pg_depend d
             WHERE d.classid = 'pg_class'::regclass AND d.objid = relations.oid AND d.deptype IN ('a', 'i')
         ) ORDER BY name),
-        ARRAY(SELECT format('%I.%I(%s)', nspname, proname, pg_get_function_identity_arguments(p.oid))
+        ARRAY(SELECT format('%%I.%%I(%%s)', nspname, proname, pg_get_function_identity_arguments(p.oid))
             FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace
             WHERE nspname IN ('{SCHEMA}', '{PROTOCOL}') ORDER BY 1),
         ARRAY(SELECT relname::text FROM pg_class
@@ -265,45 +263,43 @@ _EXISTING = f"""
 """
 
 
-def inspect(connection: Connection) -> Existing:
-    """Raises `psycopg2.Error`."""
-    existing = Existing(*_rows(connection, _EXISTING)[0])
+def inspect(c: Connection) -> Existing:
+    existing = Existing(*c.execute(_EXISTING).one())
     if not existing.views:
         return existing
     allowed = (
         f"SELECT role, array_agg(function::text ORDER BY function) FROM {PROTOCOL}.allowed GROUP BY role"
     )
-    return replace(existing, allowed=dict(_rows(connection, allowed)))
+    return replace(existing, allowed=dict(c.execute(allowed)))
 
 
-def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> SinkTables:
-    """A sink with the tables that its feeds name. ``connection`` is to the control database, which may hold
-    nothing yet. Raises `psycopg2.Error`."""
-    if not _rows(connection, "SELECT 1 WHERE to_regclass('feedq.feed') IS NOT NULL"):
+def sink_tables(c: Connection, sink: str, *, with_control: bool) -> SinkTables:
+    """A sink with the tables that its feeds name. The connection is to the control database, which may hold
+    nothing yet."""
+    if not c.execute("SELECT to_regclass('feedq.feed') IS NOT NULL").scalar_one():
         return SinkTables(sink, with_control=with_control)
     named = """
         SELECT DISTINCT sink->>'table' FROM feedq.feed
-        WHERE lower(coalesce(sink->>'name', 'default')) = %s AND sink->>'table' IS NOT NULL ORDER BY 1
+        WHERE lower(coalesce(sink->>'name', 'default')) = %(sink)s AND sink->>'table' IS NOT NULL ORDER BY 1
     """
-    found = _rows(connection, named, (sink.lower(),))
+    found = c.execute(named, {"sink": sink.lower()})
     return SinkTables(sink, tuple(table for (table,) in found if table.count(".") <= 1), with_control)
 
 
 def script(
-    connection: Connection, prefix: str, sinks: Collection[SinkTables], passwords: Mapping[str, str]
+    c: Connection, prefix: str, sinks: Collection[SinkTables], passwords: Mapping[str, str]
 ) -> list[GrantStatement]:
-    """Lists all that makes the roles of a control database, and of the sinks that are in it. Raises
-    `psycopg2.Error`.
+    """Lists all that makes the roles of a control database, and of the sinks that are in it.
 
     ``passwords`` are by role, without the prefix; others keep theirs, or have none.
     """
-    existing = inspect(connection)
+    existing = inspect(c)
     names = [*map(str, Role), *(sink_role(sink.name) for sink in sinks)]
     # Rights are for those that will be there by then.
     then = replace(existing, roles={*existing.roles, *(role_name(prefix, name) for name in names)})
     return [
         *roles(prefix, names),
-        *_passwords(connection, prefix, passwords, names),
+        *_passwords(c, prefix, passwords, names),
         *([] if existing.is_superuser else _own_membership(prefix, names)),
         *memberships(prefix, existing.database, sinks),
         *_keep_the_users_tables_apart(existing),
@@ -314,8 +310,11 @@ def script(
 
 
 def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
-    """Keeps the tables of a user called like the schema in ``public``, as `feedq.control.store.migrate` does for
-    one that makes it."""
+    """Keeps the tables of a user called like the schema in ``public``.
+
+    PostgreSQL's default search path begins with the schema named like the user; by making a schema of that name we
+    would silently move where this user's own tables go.
+    """
     if SCHEMA not in existing.roles or not (existing.is_superuser or existing.user == SCHEMA):
         return []
     return _statements(
@@ -325,25 +324,25 @@ def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
 
 
 def sink_script(
-    connection: Connection, prefix: str, sink: SinkTables, passwords: Mapping[str, str], *, database: str
+    c: Connection, prefix: str, sink: SinkTables, passwords: Mapping[str, str], *, database: str
 ) -> list[GrantStatement]:
-    """Lists all that makes the role of a sink in another ``database``, which ``connection`` is not to."""
+    """Lists all that makes the role of a sink in another ``database``, which the connection is not to."""
     name = sink_role(sink.name)
     return [
         *roles(prefix, [name]),
-        *_passwords(connection, prefix, passwords, [name]),
+        *_passwords(c, prefix, passwords, [name]),
         *sink_rights(prefix, database, sink),
     ]
 
 
 def _passwords(
-    connection: Connection, prefix: str, passwords: Mapping[str, str], names: Iterable[str]
+    c: Connection, prefix: str, passwords: Mapping[str, str], names: Iterable[str]
 ) -> Iterator[GrantStatement]:
     for role in names:
         if role in passwords:
             name = role_name(prefix, role)
             # As the server would store it: a log of statements must not hold the password itself.
-            secret = encrypt_password(passwords[role], name, scope=connection, algorithm="scram-sha-256")
+            secret = encrypt_password(passwords[role], name, scope=c.session, algorithm="scram-sha-256")
             yield GrantStatement(_sql("ALTER ROLE {} PASSWORD {}", name, sql.Literal(secret)))
 
 
@@ -354,55 +353,34 @@ def _own_membership(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
     )
 
 
-def apply(url: str, statements: Iterable[GrantStatement], connection: Connection) -> None:
-    """Run them in one transaction. Raises `FeedqError` where the role of ``url`` may not."""
+def apply(url: str, statements: Iterable[GrantStatement], c: Connection) -> None:
+    """Run them. Raises `FeedqError` where the role of ``url`` may not."""
     try:
-        with connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement.text)
-        connection.commit()
-    except psycopg2.Error as error:
-        connection.rollback()
-        if error.pgcode != INSUFFICIENT_PRIVILEGE:
-            raise
+        _run(c, statements)
+    except InsufficientPrivilege as error:
         raise FeedqError(
             f"{mask_url(url)} may not do this ({str(error).strip().splitlines()[0]}): connect as a superuser, or "
             "as a role with CREATEROLE that owns the database, feedq's tables and those that feeds name"
         ) from error
 
 
-def renew(connection: Connection, prefix: str) -> None:
-    """Give the roles their rights on the tables as they are now: the end of each migration.
+def renew(c: Connection, prefix: str) -> None:
+    """Give the roles their rights on what is there by now: the end of each migration.
 
-    It does nothing unless the schema belongs to the role of migrations: that the server has such roles may be for
+    They get none unless the schema belongs to the role of migrations: that the server has such roles may be for
     the sake of another installation.
     """
-    existing = inspect(connection)
+    existing = inspect(c)
+    _run(c, _keep_the_users_tables_apart(existing))
     if existing.owner != role_name(prefix, Role.MIGRATION):
         return
-    steps = rights(prefix, existing)
     if existing.user != existing.owner:
         # What somebody else has migrated would be theirs, and no longer the owner's to migrate.
-        steps = [*owning(prefix, existing), *steps]
-    with connection.cursor() as cursor:
-        for step in steps:
-            cursor.execute(step.text)
+        _run(c, owning(prefix, existing))
+    _run(c, rights(prefix, existing))
 
 
-@contextmanager
-def opened(url: str) -> Iterator[Connection]:
-    """A session to look and apply with. Raises `Unavailable`."""
-    connection = connect(url, application_name=ADMIN)
-    connection.autocommit = False
-    try:
-        yield connection
-    except psycopg2.OperationalError as error:
-        raise unavailable(url, error) from error
-    finally:
-        connection.close()
-
-
-def _rows(connection: Connection, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters or None)
-        return list(cursor.fetchall())
+def _run(c: Connection, statements: Iterable[GrantStatement]) -> None:
+    with c.session.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement.text)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from psycopg2.errors import LockNotAvailable
-from psycopg2.extensions import quote_ident
 
 from feedq.control.store import grants, protocol
 from feedq.control.store.database import (
@@ -52,14 +51,13 @@ def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> int:
                 "newest release that uses the database; to go back to an older one, only start its processes"
             )
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-        _keep_the_users_tables_apart(connection)
         if found.pending:
             # First, because a migration may take away what only they use.
             for version in found.outdated:
                 connection.execute(f"DROP SCHEMA feedq_{version} CASCADE")
             _migrate_tables(for_alembic)
             connection.session.cursor().execute(protocol.definition())
-        grants.renew(connection.session, role_prefix)
+        grants.renew(connection, role_prefix)
     return found.pending
 
 
@@ -98,18 +96,6 @@ def _lock(connection: Connection, url: str) -> None:
             f"control database {mask_url(url)}: another process has been migrating it for "
             f"{LOCK_PATIENCE_S:g} s; run `feedq db upgrade` again when that has ended"
         ) from error
-
-
-def _keep_the_users_tables_apart(connection: Connection) -> None:
-    """A user called like our schema goes on creating and finding tables in ``public``.
-
-    PostgreSQL's default search path begins with the schema named like the user; by making a schema of that
-    name we would silently move where this user's own tables go.
-    """
-    user, database = connection.execute("SELECT current_user, current_database()").one()
-    if user == SCHEMA:
-        quoted = quote_ident(database, connection.session).replace("%", "%%")
-        connection.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {quoted} SET search_path = public")
 
 
 HEAD: Final = "0001"

@@ -72,9 +72,16 @@ def document(given: object) -> str:
 
 def call(c: Connection, function: str, kind: type[T], /, **given: Any) -> T:
     """Call a function with arguments by their names, and read its answer."""
+    return read(ask(c, function, **given) or "null", kind)
+
+
+def ask(c: Connection, function: str, /, **given: Any) -> str | None:
+    """Call a function, and leave its answer as it came, which may be none."""
     arguments = ", ".join(f"{name} => %({name})s" for name in given)
-    answer = c.execute(f"SELECT CAST({SCHEMA}.{function}({arguments}) AS text)", given).scalar_one()
-    return read(answer or "null", kind)
+    answer: str | None = c.execute(
+        f"SELECT CAST({SCHEMA}.{function}({arguments}) AS text)", given
+    ).scalar_one()
+    return answer
 
 
 def read(answer: str | msgspec.Raw, kind: type[T]) -> T:

@@ -25,11 +25,7 @@ from feedq.control.store.database import (
     connect,
     translate_driver_errors,
 )
-from feedq.control.store.workers import (
-    HEARTBEAT,
-    heartbeat_from,
-    heartbeat_parameters,
-)
+from feedq.control.store.workers import renew
 from feedq.core.model import Heartbeat, Load, Worker
 
 T = TypeVar("T")
@@ -71,13 +67,13 @@ def _has_lock(cursor: Any, lock_class: int, key: int) -> bool:
 class _Waiting:
     """A session that one thread waits on and any thread may wake."""
 
-    def __init__(self, url: str, *, application_name: str) -> None:
+    def __init__(self, url: str, *, application_name: str, **server_options: object) -> None:
         self._url = url
         self.heard: Collection[str] = frozenset()
         """The payloads of what came in the last `wait`, see `feedq.control.store.channels.NotifyReason`."""
         self.ready: Collection[int] = frozenset()
         """Which of the other descriptors were ready at the end of the last `wait`."""
-        self._connection = connect(url, application_name=application_name)
+        self._connection = connect(url, application_name=application_name, **server_options)
         try:
             self._wake_r, self._wake_w = os.pipe()
         except OSError:
@@ -107,6 +103,11 @@ class _Waiting:
             self._connection.notifies.clear()
             return bool(self.heard)
 
+    def call(self, function: str, kind: type[T], /, **given: Any) -> T:
+        """Call a function of the protocol on this session, see `feedq.control.store.protocol.call`."""
+        with translate_driver_errors(self._url):
+            return protocol.call(database.Connection(self._connection), function, kind, **given)
+
     def interrupt(self) -> None:
         """End a `wait` under way in another thread."""
         with contextlib.suppress(BlockingIOError, OSError):
@@ -124,28 +125,24 @@ class WorkerSession(_Waiting):
     """The lease keeper's own session, which carries the worker's heartbeat."""
 
     def __init__(self, url: str, worker: Worker, *, ttl_s: float) -> None:
-        super().__init__(url, application_name=f"feedq-keeper/{worker.id}")
+        timeout_ms = int(1000 * KEEPER_STATEMENT_TIMEOUT_S)
+        name = f"feedq-keeper/{worker.id}"
+        super().__init__(url, application_name=name, statement_timeout=timeout_ms, **PLANNER)
         self._worker = worker
         self._ttl_s = ttl_s
         try:
-            with translate_driver_errors(url), self._connection.cursor() as cursor:
-                cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
+            with translate_driver_errors(url):
                 self.locks_hold = hold_worker_lock(self._connection, worker)
                 """Whether the session lock is really ours; not so behind a transaction pooler."""
-                for name, value in PLANNER.items():
-                    cursor.execute(f"SET {name} = {value}")
-                cursor.execute(
-                    f"SELECT {protocol.SCHEMA}.trust_locks(%s, %s)", (str(worker.id), self.locks_hold)
-                )
+            self.call("trust_locks", bool, session=worker.id, are_held=self.locks_hold)
         except BaseException:
             self.close()
             raise
 
     def heartbeat(self, load: Load) -> Heartbeat | None:
-        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
-            cursor.execute(HEARTBEAT, heartbeat_parameters(self._worker.id, load, self._ttl_s))
-            (answer,) = cursor.fetchone() or (None,)
-            return heartbeat_from(answer)
+        with translate_driver_errors(self._url):
+            c = database.Connection(self._connection)
+            return renew(c, self._worker.id, load, ttl_s=self._ttl_s)
 
 
 class Listener(_Waiting):
@@ -169,11 +166,6 @@ class Listener(_Waiting):
         with translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall()) if cursor.description else []
-
-    def call(self, function: str, kind: type[T], /, **given: Any) -> T:
-        """Call a function of the protocol on this session, see `feedq.control.store.protocol.call`."""
-        with translate_driver_errors(self._url):
-            return protocol.call(database.Connection(self._connection), function, kind, **given)
 
     def holds(self, lock_class: int, key: int) -> bool:
         """Return whether this session has this lock; not so behind a pooler."""

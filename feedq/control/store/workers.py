@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
-
-import msgspec
 
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction, storable_json
-from feedq.control.store.feed_rows import WORKER_COLUMNS, worker_from
+from feedq.control.store.feed_rows import read_documents
 from feedq.control.store.leases import free_leases
-from feedq.control.store.protocol import SCHEMA, call
+from feedq.control.store.protocol import ask, call, document, read
 from feedq.core.authorship import signed
 from feedq.core.model import (
     Heartbeat,
@@ -32,15 +29,10 @@ STACK_CALLS_MAX = 30
 """The most calls of the process that was lost that its event keeps."""
 
 
-HEARTBEAT = f"SELECT CAST({SCHEMA}.heartbeat(%(session)s, %(load)s, %(ttl_s)s) AS text)"
-
-
-def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str, Any]:
-    return {"session": str(worker_id), "load": msgspec.json.encode(load).decode(), "ttl_s": ttl_s}
-
-
-def heartbeat_from(answer: str | None) -> Heartbeat | None:
-    return None if answer is None else msgspec.json.decode(answer, type=Heartbeat)
+def renew(c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
+    """Renew every lease of the worker, in one statement. None: it was declared gone."""
+    answer = ask(c, "heartbeat", session=worker_id, load=document(load), ttl_s=ttl_s)
+    return None if answer is None else read(answer, Heartbeat)
 
 
 class Workers(Aggregate):
@@ -49,13 +41,11 @@ class Workers(Aggregate):
     @in_statement
     def register(self, c: Connection, new: NewWorker, *, ttl_s: float) -> Worker:
         tasks = None if new.tasks is None else sorted(set(new.tasks))
-        given = msgspec.json.encode(replace(new, tasks=tasks)).decode()
-        return call(c, "register", Worker, new=given, ttl_s=ttl_s)
+        return call(c, "register", Worker, new=document(replace(new, tasks=tasks)), ttl_s=ttl_s)
 
     @in_statement
     def heartbeat(self, c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
-        """Renew every lease of the worker, in one statement. None: it was declared gone."""
-        return heartbeat_from(c.execute(HEARTBEAT, heartbeat_parameters(worker_id, load, ttl_s)).scalar_one())
+        return renew(c, worker_id, load, ttl_s=ttl_s)
 
     def drain(self, worker_id: UUID) -> bool:
         """The process is ending: it takes no more feeds, and releases those it has by itself. What it has
@@ -89,11 +79,11 @@ class Workers(Aggregate):
         """Say goodbye: free what is left and end the session."""
         call(c, "leave", bool, session=worker_id)
 
-    @in_transaction
+    @in_statement
     def views(self, c: Connection, *, gone: bool = False) -> list[WorkerView]:
         """All workers by name; ``gone`` includes ended sessions."""
-        sql = f"""
-            SELECT {WORKER_COLUMNS},
+        sql = """
+            SELECT CAST(row_to_json(found) AS text) FROM (SELECT feedq_1.worker_json(w) AS worker,
                 extract(epoch FROM feedq.clock() - w.heartbeat_at)::float8 AS heartbeat_age_s,
                 (coalesce(h.feeds, 0) + coalesce(c.feeds, 0))::int AS leases,
                 coalesce(p.feeds, 0)::int AS promised,
@@ -108,12 +98,9 @@ class Workers(Aggregate):
                 SELECT promised_to, count(*) AS feeds FROM feedq.lease
                 WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping') GROUP BY promised_to
             ) p ON p.promised_to = w.id
-            WHERE %(gone)s OR w.state <> 'gone' ORDER BY w.name, w.started_at
+            WHERE %(gone)s OR w.state <> 'gone' ORDER BY w.name, w.started_at) found
         """
-        return [
-            WorkerView(worker_from(row), row.leases, row.heartbeat_age_s, row.promised, row.load)
-            for row in c.execute(sql, {"gone": gone})
-        ]
+        return read_documents(c.execute(sql, {"gone": gone}), WorkerView)
 
     @in_statement
     def report_loss(self, c: Connection, worker_id: UUID, loss: Loss) -> bool:
