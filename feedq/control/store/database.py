@@ -24,7 +24,7 @@ from psycopg2.extras import (
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import storable
-from feedq.errors import Conflict, InvalidInput, PermissionMissing, SchemaBehind, Unavailable
+from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ READ_ONLY = "25006"
 NUL_REFUSED = "NUL (0x00)"
 """What psycopg2 says of a text that PostgreSQL cannot hold."""
 INSUFFICIENT_PRIVILEGE = "42501"
-UNIQUE_VIOLATION = "23505"
 DATA_EXCEPTION = "22"
 """How the codes of errors begin that a value is to blame for: too large, or no text of its encoding."""
 BEHIND = ("3F000", "42P01", "42703", "42883")
@@ -415,17 +414,6 @@ def translate_errors(url: str) -> Iterator[None]:
                 "start the newer release here, if that says that one has migrated the database"
             ) from error
         raise
-
-
-@contextmanager
-def refused_when_taken(refusal: str) -> Iterator[None]:
-    """Raises `Conflict` with these words when a name that is to be written exists already."""
-    try:
-        yield
-    except psycopg2.IntegrityError as error:
-        if error.pgcode != UNIQUE_VIOLATION:
-            raise
-        raise Conflict(refusal) from None
 
 
 def unavailable(url: str, error: Exception) -> Unavailable:

@@ -30,6 +30,7 @@ from psycopg2.errors import InsufficientPrivilege
 from psycopg2.extensions import encrypt_password
 
 from feedq.control.store.database import SCHEMA, Connection
+from feedq.control.store.protocol import MARK
 from feedq.control.store.protocol import SCHEMA as PROTOCOL
 from feedq.core.passwords import mask_url
 from feedq.errors import FeedqError
@@ -115,19 +116,30 @@ def roles(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
 
 
 def owning(prefix: str, existing: Existing) -> list[GrantStatement]:
-    """The role of migrations owns the schema and all that is in it."""
+    """The role of migrations owns the tables, the functions, and their schemas."""
     owner = role_name(prefix, Role.MIGRATION)
     return _statements(
-        "The schema belongs to the role of migrations",
+        "Tables and functions belong to the role of migrations",
         _sql("GRANT CREATE ON DATABASE {} TO {}", existing.database, owner),
         _sql("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}", SCHEMA, owner),
-        _sql("ALTER SCHEMA {} OWNER TO {}", SCHEMA, owner),
-        *(_sql("ALTER SCHEMA {} OWNER TO {}", PROTOCOL, owner) for _ in existing.functions[:1]),
-        *(_sql("ALTER TABLE {} OWNER TO {}", (SCHEMA, table), owner) for table in existing.tables),
-        *(_sql("ALTER SEQUENCE {} OWNER TO {}", (SCHEMA, name), owner) for name in existing.sequences),
-        *(_sql("ALTER FUNCTION {} OWNER TO {}", sql.SQL(name), owner) for name in existing.functions),
-        *(_sql("ALTER VIEW {} OWNER TO {}", (PROTOCOL, view), owner) for view in existing.views),
+        sql.SQL(_OWN).format(sql.Literal(owner)),
     )
+
+
+# Whoever owns a table owns the sequences of its columns.
+_OWN = f"""DO $$ DECLARE owned text; BEGIN
+    FOR owned IN WITH ours AS (
+        SELECT oid FROM pg_namespace
+        WHERE nspname = '{SCHEMA}' OR obj_description(oid, 'pg_namespace') = '{MARK}'
+    )
+    SELECT 'SCHEMA ' || oid::regnamespace FROM ours
+    UNION ALL SELECT 'FUNCTION ' || oid::regprocedure FROM pg_proc WHERE pronamespace IN (SELECT oid FROM ours)
+    UNION ALL SELECT 'TABLE ' || oid::regclass FROM pg_class c
+        WHERE relnamespace IN (SELECT oid FROM ours) AND relkind IN ('r', 'p', 'v', 'S') AND NOT EXISTS (
+            SELECT FROM pg_depend
+            WHERE classid = 'pg_class'::regclass AND objid = c.oid AND deptype IN ('a', 'i') AND relkind = 'S')
+    LOOP EXECUTE format('ALTER %s OWNER TO %I', owned, {{}}); END LOOP;
+END $$"""
 
 
 def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> list[GrantStatement]:
@@ -148,7 +160,7 @@ def rights(prefix: str, existing: Existing) -> list[GrantStatement]:
 
 
 def _rights_of(role: Role, name: str, existing: Existing) -> list[GrantStatement]:
-    names = [SCHEMA, PROTOCOL] if existing.functions else [SCHEMA]
+    names = [SCHEMA, PROTOCOL] if existing.allowed else [SCHEMA]
     schemas = sql.SQL(", ").join(map(sql.Identifier, names))
     functions = [sql.Identifier(PROTOCOL, function) for function in existing.allowed.get(role, ())]
     steps = [
@@ -229,48 +241,24 @@ class Existing:
     owner: str | None
     """The owner of the schema `feedq`, if there is one."""
     roles: Collection[str]
-    tables: Sequence[str]
-    """The tables of the schema `feedq`; without any, nothing was migrated yet."""
-    sequences: Sequence[str]
-    """The sequences that belong to no column."""
-    functions: Sequence[str]
-    """The functions with their arguments, quoted."""
-    views: Sequence[str]
-    """The views of the protocol."""
     allowed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The functions of the protocol that each role may call."""
-
-
-# In the order of the fields of `Existing`.
-_EXISTING = f"""
-    WITH relations AS (
-        SELECT oid, relname::text AS name, relkind FROM pg_class WHERE relnamespace = to_regnamespace('{SCHEMA}')
-    )
-    SELECT current_database()::text, current_user::text,
-        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
-        (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = '{SCHEMA}'),
-        ARRAY(SELECT rolname::text FROM pg_roles),
-        ARRAY(SELECT name FROM relations WHERE relkind IN ('r', 'p') ORDER BY name),
-        ARRAY(SELECT name FROM relations WHERE relkind = 'S' AND NOT EXISTS (
-            SELECT FROM pg_depend d
-            WHERE d.classid = 'pg_class'::regclass AND d.objid = relations.oid AND d.deptype IN ('a', 'i')
-        ) ORDER BY name),
-        ARRAY(SELECT format('%%I.%%I(%%s)', nspname, proname, pg_get_function_identity_arguments(p.oid))
-            FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace
-            WHERE nspname IN ('{SCHEMA}', '{PROTOCOL}') ORDER BY 1),
-        ARRAY(SELECT relname::text FROM pg_class
-            WHERE relnamespace = to_regnamespace('{PROTOCOL}') AND relkind = 'v' ORDER BY 1)
-"""
+    """The functions of the protocol that each role may call; none as long as nothing was migrated."""
 
 
 def inspect(c: Connection) -> Existing:
-    existing = Existing(*c.execute(_EXISTING).one())
-    if not existing.views:
-        return existing
-    allowed = (
-        f"SELECT role, array_agg(function::text ORDER BY function) FROM {PROTOCOL}.allowed GROUP BY role"
-    )
-    return replace(existing, allowed=dict(c.execute(allowed)))
+    asked = """
+        SELECT current_database()::text AS database, current_user::text AS user,
+            (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS is_superuser,
+            (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = %(schema)s) AS owner,
+            ARRAY(SELECT rolname::text FROM pg_roles) AS roles, to_regclass(%(allowed)s) AS listed
+    """
+    found = c.execute(asked, {"schema": SCHEMA, "allowed": f"{PROTOCOL}.allowed"}).one()._asdict()
+    if listed := found.pop("listed"):
+        rows = c.execute(
+            f"SELECT role, array_agg(function::text ORDER BY function) FROM {listed} GROUP BY role"
+        )
+        found["allowed"] = dict(rows)
+    return Existing(**found)
 
 
 def sink_tables(c: Connection, sink: str, *, with_control: bool) -> SinkTables:

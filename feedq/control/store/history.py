@@ -71,30 +71,26 @@ class EventListing(Aggregate):
         self, c: Connection, which: EventFilter, *, place: int | None = None, limit: int = PAGE_MAX
     ) -> list[ListedEvent]:
         """Events that came before the one with the id ``place``, or the newest; newest first."""
-        conditions = {
-            "place": "e.id < %(place)s",
-            "kinds": "e.kind = ANY(%(kinds)s)",
-            "feed_id": "e.feed_id = %(feed_id)s",
-            "tenant": "f.tenant = %(tenant)s",
-            "since": "e.at >= %(since)s",
-        }
-        asked = {
-            "place": place,
-            "kinds": [kind.value for kind in which.kinds] or None,
-            "feed_id": None if which.feed is None else which.feed.id,
-            "tenant": which.tenant,
-            "since": which.since,
-        }
-        given = {name: value for name, value in asked.items() if value is not None}
-        where = " AND ".join(conditions[name] for name in given) or "true"
         sql = f"""
             SELECT {_COLUMNS}, e.id AS event_id, f.name AS feed_name, w.name AS worker_name
             FROM feedq.event e
             LEFT JOIN feedq.feed f ON f.id = e.feed_id
             LEFT JOIN feedq.worker w ON w.id = e.worker_id
-            WHERE {where} ORDER BY e.id DESC LIMIT %(limit)s
+            WHERE (%(place)s IS NULL OR e.id < %(place)s)
+                AND (%(kinds)s IS NULL OR e.kind = ANY(%(kinds)s))
+                AND (%(feed_id)s IS NULL OR e.feed_id = %(feed_id)s)
+                AND (%(tenant)s IS NULL OR f.tenant = %(tenant)s)
+                AND (%(since)s IS NULL OR e.at >= %(since)s)
+            ORDER BY e.id DESC LIMIT %(limit)s
         """
-        parameters = {**given, "limit": min(max(limit, 0), PAGE_MAX)}
+        parameters = {
+            "place": place,
+            "kinds": [kind.value for kind in which.kinds] or None,
+            "feed_id": None if which.feed is None else which.feed.id,
+            "tenant": which.tenant,
+            "since": which.since,
+            "limit": min(max(limit, 0), PAGE_MAX),
+        }
         return [
             ListedEvent(row.event_id, event_from(row), row.feed_name, row.worker_name)
             for row in c.execute(sql, parameters)

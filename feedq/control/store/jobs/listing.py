@@ -231,22 +231,20 @@ class ScheduleListing(Aggregate):
         limit: int = 50,
     ) -> list[Run]:
         """Newest first; ``before`` is the id of the run behind which a page begins."""
-        conditions = []
-        if before is not None:
-            conditions.append("r.id < %(before)s")
-        if name is not None:
-            conditions.append("r.schedule_id = %(schedule_id)s")
-        if states:
-            conditions.append("r.state = ANY(%(states)s)")
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         parameters = {
             "schedule_id": None if name is None else _known(c, name),
-            "states": [state.value for state in states],
+            "states": [state.value for state in states] or None,
             "before": before,
             "limit": min(max(limit, 0), PAGE_MAX),
         }
         # The few that are shown first: only for these names are looked up.
-        found = f"(SELECT * FROM feedq.run r {where} ORDER BY r.id DESC LIMIT %(limit)s)"
+        found = """(
+            SELECT * FROM feedq.run r
+            WHERE (%(before)s IS NULL OR r.id < %(before)s)
+                AND (%(schedule_id)s IS NULL OR r.schedule_id = %(schedule_id)s)
+                AND (%(states)s IS NULL OR r.state = ANY(%(states)s))
+            ORDER BY r.id DESC LIMIT %(limit)s
+        )"""
         sql = _RUNS.replace("FROM feedq.run r", f"FROM {found} r") + " ORDER BY r.id DESC"
         return [run_from(row) for row in c.execute(sql, parameters)]
 

@@ -13,17 +13,18 @@ nothing by it. All others last until somebody resumes the schedule, or until the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+from psycopg2.errors import UniqueViolation
 
 from feedq.control.store import history
-from feedq.control.store.database import Aggregate, Connection, in_transaction, refused_when_taken
+from feedq.control.store.database import Aggregate, Connection, in_transaction
 from feedq.control.store.jobs.firing import UNFIRED, NewRun
 from feedq.control.store.jobs.listing import (
     DECLARED,
@@ -314,8 +315,12 @@ def _put(c: Connection, schedule: Schedule, *, as_declared: bool = False) -> Sch
     return shown_schedule_from(row)
 
 
-def _refused_when_taken(name: str) -> AbstractContextManager[None]:
-    return refused_when_taken(f"schedule {name!r} exists already; `feedq schedule set` changes it")
+@contextmanager
+def _refused_when_taken(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UniqueViolation:
+        raise Conflict(f"schedule {name!r} exists already; `feedq schedule set` changes it") from None
 
 
 def _at_first(spec: ScheduleSpec) -> RunState:
