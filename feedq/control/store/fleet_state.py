@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from feedq.control.store.database import Connection
+from feedq.control.store.protocol import read
 
 _STATE = """
-    SELECT feedq.clock() AS now, t.pass_at,
-        extract(epoch FROM feedq.clock() - t.pass_at)::float8 AS pass_age_s,
-        l.host, l.pid, l.elected_at, l.expires_at, l.expires_at >= feedq.clock() AS leads
+    SELECT CAST(json_build_object(
+        'now', feedq.clock(), 'pass_at', t.pass_at,
+        'pass_age_s', extract(epoch FROM feedq.clock() - t.pass_at)::float8,
+        'leader', CASE WHEN l.name IS NOT NULL THEN json_build_object(
+            'host', l.host, 'pid', l.pid, 'elected_at', l.elected_at, 'expires_at', l.expires_at,
+            'leads', l.expires_at >= feedq.clock()) END) AS text)
     FROM feedq.fleet t LEFT JOIN feedq.leader l ON l.name = 'beat'
 """
 
 _JOBS = """
-    SELECT schedules.*, runs.*, workers.* FROM (
+    SELECT CAST(row_to_json(found) AS text) FROM (SELECT schedules.*, runs.*, workers.* FROM (
         SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
             count(*) FILTER (WHERE state = 'paused')::int AS paused,
             -- A later release may store other values in a declaration: they are no numbers then.
@@ -38,7 +42,7 @@ _JOBS = """
     ) runs, (
         SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
         WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
-    ) workers
+    ) workers) found
 """
 
 
@@ -101,13 +105,8 @@ class JobState:
 
 
 def fleet_state(c: Connection) -> FleetState:
-    row = c.execute(_STATE).one()
-    leader = None
-    if row.pid is not None:
-        leader = Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
-    return FleetState(row.now, row.pass_at, row.pass_age_s, leader)
+    return read(c.execute(_STATE).scalar_one(), FleetState)
 
 
 def job_state(c: Connection) -> JobState:
-    found = c.execute(_JOBS).one()._asdict()
-    return JobState(**{**found, **{name: tuple(found[name]) for name in ("tripped", "failing_names")}})
+    return read(c.execute(_JOBS).scalar_one(), JobState)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from feedq.control.store.catalogs import CatalogStore
+from feedq.control.store.channels import worker_channel
 from feedq.control.store.database import Database
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
@@ -126,9 +127,10 @@ class PostgresStore:
 
     def worker_listener(self, worker: Worker) -> Listener:
         """Hears stop requests for this worker."""
-        from feedq.control.store.worker_session import worker_listener
+        from feedq.control.store.worker_session import Listener
 
-        return worker_listener(self._url, worker)
+        name = f"feedq-listener/{worker.id}"
+        return Listener(self._url, worker_channel(worker.lock_key), application_name=name, worker=worker)
 
     def close(self) -> None:
         self._database.close()

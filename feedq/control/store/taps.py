@@ -13,11 +13,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
-from pydantic import TypeAdapter
 
 from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction
 from feedq.control.store.history import record
-from feedq.control.store.protocol import call, document
+from feedq.control.store.protocol import call, document, read
 from feedq.core.tap import (
     LISTENERS_MAX,
     LOOK_S,
@@ -29,8 +28,6 @@ from feedq.core.tap import (
 )
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
-
-_RECORDS = TypeAdapter(tuple[TappedRecord, ...])
 
 
 class TapStore(Aggregate):
@@ -131,5 +128,5 @@ def _end(why: str) -> dict[str, Any]:
 
 
 def _part_from(row: Any) -> tuple[int, TapPart]:
-    records = _RECORDS.validate_json(row.records)
+    records = read(row.records, tuple[TappedRecord, ...])
     return row.id, TapPart(row.feed_id, row.epoch, records, row.left_out, row.refused, row.worker)

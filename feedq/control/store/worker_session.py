@@ -19,7 +19,7 @@ import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
 
 from feedq.control.store import database, protocol
-from feedq.control.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS, worker_channel
+from feedq.control.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS
 from feedq.control.store.database import (
     PLANNER,
     connect,
@@ -175,12 +175,3 @@ class Listener(_Waiting):
     @property
     def backend_pid(self) -> int:
         return int(self._connection.info.backend_pid)
-
-
-def worker_listener(url: str, worker: Worker) -> Listener:
-    return Listener(
-        url,
-        worker_channel(worker.lock_key),
-        application_name=f"feedq-listener/{worker.id}",
-        worker=worker,
-    )

@@ -8,7 +8,7 @@ others nor is decided again and again, until it is declared anew."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from feedq.control.store.protocol import SCHEMA, call, document
 from feedq.core.schedule import ticks
 from feedq.core.schedule.model import Fired, RunKind, RunState, Schedule
 from feedq.core.schedule.spec import NOT_OF_JOB, Overlap
-from feedq.core.schedule.ticks import Firing, Unfinished
+from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
 
 UNFIRED = "it cannot be fired: "
 """Begins the reason of a pause of a schedule about which firing could decide nothing, by its declaration."""
@@ -30,6 +30,7 @@ ROWS_PER_SCAN = 5_000
 AGAIN_S = 0.05
 """When others are firing what is due."""
 PROBLEM_CHARS_MAX = 500
+_DUE_RUN = [field.name for field in fields(DueRun)]
 _DUE = f"""
     SELECT {SCHEDULE_COLUMNS}, due.is_resumed, due.at AS now, due.waiting, due.running, due.of_backfills
     FROM {SCHEMA}.lock_due(%(limit)s) due CROSS JOIN LATERAL (SELECT (due.schedule).*) s
@@ -135,19 +136,7 @@ def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
 
 def _new_runs(schedule_id: int, firing: Firing) -> list[NewRun]:
     made = [
-        NewRun(
-            *(
-                schedule_id,
-                RunKind.TICK,
-                run.key,
-                run.tick_at,
-                run.due_at,
-                run.state,
-                run.reason,
-                run.start_by,
-            ),
-            *(run.ticks, run.last_tick_at),
-        )
+        NewRun(schedule_id, RunKind.TICK, run.key, **{name: getattr(run, name) for name in _DUE_RUN})
         for run in firing.runs
     ]
     if made and made[0].state.is_left_out:

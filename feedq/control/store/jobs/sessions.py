@@ -118,7 +118,8 @@ class JobSessions:
             # that is rejected in turn.
             for_job.rollback()
             with connect_once(self._url) as c:
-                record_rejected(c, worker_id, run)
+                told = {"run": run.id, "run_fence": run.fence, "schedule": run.schedule, "key": run.key}
+                call(c, "reject", bool, session=worker_id, ended=RunState.SUCCEEDED.value, **told)
             raise
 
     def _commit(self, for_job: sqlalchemy.Connection, run: ClaimedRun) -> None:
@@ -165,12 +166,6 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
         raise RunTakenAway(
             f"run {run.id} ({run.correlation_id}): fence {run.fence} has passed; what it wrote was rolled back"
         )
-
-
-def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
-    """Write down that the success of a run was not kept."""
-    told = {"run": run.id, "run_fence": run.fence, "schedule": run.schedule, "key": run.key}
-    call(c, "reject", bool, session=worker_id, ended=RunState.SUCCEEDED.value, **told)
 
 
 def _timeout_ms(run: ClaimedRun) -> str:
