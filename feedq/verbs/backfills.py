@@ -17,6 +17,7 @@ from msgspec import Meta
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
 from feedq.connectors.record_options import CursorOptions
 from feedq.control.store.feeds import no_backfill
+from feedq.control.store.history import EventFilter
 from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
 from feedq.core.passwords import mask_url
@@ -76,8 +77,10 @@ def show_backfill(at: At, *, name: NameArgument) -> BackfillDocument:
     feed = at.feed(name)
     if (view := at.store.backfills.of(feed)) is not None:
         return _document(view)
-    if (end := at.store.backfills.last_end(feed)) is None:
+    ends = at.store.history.before(EventFilter(kinds=tuple(ENDED), feed=feed), limit=1)
+    if not ends:
         raise no_backfill(name)
+    end = ends[0].event
     known = {key: value for key, value in end.detail.items() if key in TOLD}
     return BackfillDocument(name, feed.spec.tenant, ENDED[EventKind(end.kind)], **known, ended_at=end.at)
 

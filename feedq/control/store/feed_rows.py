@@ -1,14 +1,10 @@
-"""Rows of the control tables as values of `feedq.core.model`, and the column lists that select them.
-
-The fields of an event are called like their columns.
-"""
+"""Feeds as values of `feedq.core.model`, and as their columns hold them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from feedq.control.store.database import Connection, Rows
@@ -16,7 +12,6 @@ from feedq.control.store.protocol import read
 from feedq.core.expectations import unmet_said
 from feedq.core.model import (
     ANYWHERE,
-    Event,
     Feed,
     FeedSpec,
     FeedView,
@@ -28,8 +23,6 @@ from feedq.core.model import (
 )
 
 T = TypeVar("T")
-
-_event_values = attrgetter(*(field.name for field in fields(Event)))
 
 SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
 """The columns of a declaration, called like its keys."""
@@ -97,7 +90,3 @@ def read_feeds(c: Connection, which: str, given: Mapping[str, Any]) -> list[Feed
 def read_documents(rows: Rows, kind: type[T]) -> list[T]:
     """Read rows of one document each: of a hundred thousand, the database could not make one text."""
     return read(f"[{','.join(row[0] for row in rows)}]", list[kind])  # type: ignore[valid-type]
-
-
-def event_from(row: Any) -> Event:
-    return Event(*_event_values(row))

@@ -25,10 +25,10 @@ from feedq.control.store.database import (
 from feedq.control.store.feed_rows import (
     STATUS_VIEW,
     declared_columns,
-    event_from,
     read_feeds,
     read_views,
 )
+from feedq.control.store.history import EventFilter, EventListing
 from feedq.control.store.leases import brief_cursor
 from feedq.control.store.protocol import call, document
 from feedq.core.authorship import not_own, own_tenant, signed
@@ -108,12 +108,14 @@ class Outcome:
     """The reason of its lease, if that is what stands against it."""
 
     def version(self) -> Version:
-        """Raises what `error` says."""
-        if (error := self.error()) is not None:
-            raise error
         assert self.id is not None
         assert self.generation is not None
         return self.id, self.generation
+
+    def check(self, expected: Version | None = None) -> None:
+        """Raises what `error` says."""
+        if (error := self.error(expected)) is not None:
+            raise error
 
     def error(self, expected: Version | None = None) -> FeedqError | None:
         """Why the feed was left as it was: `NotFound`, `Conflict`, `Outdated`, or `Forbidden` when it is not the
@@ -209,7 +211,7 @@ class Feeds(Aggregate):
         answer = call(
             c, "change_cursor", list[Outcome], named=name, cursor=cursor, of_tenant=own_tenant(), told=told
         )
-        answer[0].version()
+        answer[0].check()
 
     @in_statement
     def move(
@@ -239,8 +241,7 @@ class Feeds(Aggregate):
         """Write down what somebody is about to do to the feed elsewhere, in its sink say, which has to be of this
         version, and theirs to change."""
         (outcome,) = _act(c, kind, None, [FeedChange(kind, name, expected=before)], detail)
-        if (error := outcome.error(before)) is not None:
-            raise error
+        outcome.check(before)
 
     @in_statement
     def dead_letters_gone(
@@ -306,10 +307,8 @@ class Feeds(Aggregate):
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         """Newest first."""
-        feed = self.get(name)
-        sql = "SELECT * FROM feedq.event WHERE feed_id = %(id)s ORDER BY id DESC LIMIT %(limit)s"
-        with self._database.statement() as c:
-            return [event_from(row) for row in c.execute(sql, {"id": feed.id, "limit": limit})]
+        which = EventFilter(feed=self.get(name))
+        return [found.event for found in EventListing(self._database).before(which, limit=limit)]
 
 
 def made(outcome: Version | FeedqError) -> None:
@@ -374,9 +373,6 @@ def no_feed(name: str) -> NotFound:
     return NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
 
 
-_ENDS = (EventKind.BACKFILL_FINISHED, EventKind.BACKFILL_CANCELLED)
-
-
 class Backfills(Aggregate):
     """The backfills of the control database. Every method may raise `Unavailable`."""
 
@@ -411,8 +407,7 @@ class Backfills(Aggregate):
             case "taken":
                 show = command("feed", "backfill", "show", parent.name)
                 raise Conflict(f"feed {parent.name!r} has a backfill already: `{show}`")
-        if (error := outcome.error(parent.version)) is not None:
-            raise error
+        outcome.check(parent.version)
         return True
 
     @in_transaction
@@ -424,8 +419,7 @@ class Backfills(Aggregate):
         )
         if found is None or outcome.refusal == "none":
             raise no_backfill(parent.name)
-        if (error := outcome.error()) is not None:
-            raise error
+        outcome.check()
         return found
 
     @in_statement
@@ -442,13 +436,6 @@ class Backfills(Aggregate):
     def of(self, c: Connection, parent: Feed) -> FeedView | None:
         """The one of a feed, if there is one."""
         return _of(c, parent)
-
-    @in_statement
-    def last_end(self, c: Connection, parent: Feed) -> Event | None:
-        """How the last one of a feed ended, as far as history goes back."""
-        sql = "SELECT * FROM feedq.event WHERE feed_id = %(id)s AND kind = ANY(%(kinds)s) ORDER BY id DESC LIMIT 1"
-        found = c.execute(sql, {"id": parent.id, "kinds": [kind.value for kind in _ENDS]}).one_or_none()
-        return None if found is None else event_from(found)
 
 
 def no_backfill(name: str) -> NotFound:

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 from feedq.control.store.database import Aggregate, Connection, in_transaction, storable_json
-from feedq.control.store.feed_rows import event_from
 from feedq.control.store.protocol import call
 from feedq.core.authorship import signed
 from feedq.core.model import Event, Feed
@@ -40,6 +39,7 @@ def record(
 PAGE_MAX = 1_000
 """Events of one page."""
 _COLUMNS = ", ".join(f"e.{column.name}" for column in fields(Event))
+_WIDTH = len(fields(Event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,6 @@ class EventListing(Aggregate):
             "limit": min(max(limit, 0), PAGE_MAX),
         }
         return [
-            ListedEvent(row.event_id, event_from(row), row.feed_name, row.worker_name)
+            ListedEvent(row.event_id, Event(*row[:_WIDTH]), row.feed_name, row.worker_name)
             for row in c.execute(sql, parameters)
         ]
