@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final
 
 from feedq.errors import InvalidInput
 from feedq.records.pointer import parse_pointer
@@ -30,19 +30,9 @@ from feedq.sinks.target_table import (
 
 ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
 """For a table that others are writing to: all who come later wait as well, and it is tried again."""
-Prepared = TypeVar("Prepared")
-"""What of one feed's write is ready to land."""
 
 
-class ReadyRecord(NamedTuple):
-    """A record that can be landed by itself."""
-
-    suspect: SuspectRecord
-    values: dict[str, Any] | None = None
-    """Where rows are made before they are sent."""
-
-
-class TargetPlan(ABC, Generic[Prepared]):
+class TargetPlan(ABC):
     """A plan for one target on one session: how records get into it."""
 
     def __init__(self, session: SinkSession, target: Target, shape: TableShape) -> None:
@@ -58,35 +48,13 @@ class TargetPlan(ABC, Generic[Prepared]):
         return frozenset(parse_pointer(pointer)[0] for pointer in pointers)
 
     @abstractmethod
-    def prepare(
-        self, writes: Sequence[FeedWrite], *, look_through: bool
-    ) -> tuple[Sequence[Prepared], list[DeadRecord]]:
-        """What can be tried of each write, in order, and records that cannot land. ``look_through``: bad records
-        are to be expected, so look for them even where that costs something."""
+    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
+        """Send all records of these writes but those that cannot be encoded; returns these. Raises the session's
+        errors. ``strict``: bad records are to be expected, so look for them even where that costs something."""
 
     @abstractmethod
-    def land(self, prepared: Sequence[Prepared]) -> None:
-        """Write whole feeds. Raises the session's errors, `UnreadableRecord`."""
-
-    @abstractmethod
-    def count(self, prepared: Prepared) -> int:
-        """How many records it has."""
-
-    def prefilter(self, prepared: Prepared) -> tuple[Prepared, list[DeadRecord]]:
-        """The same without records that a quick look finds and that cannot land; these."""
-        return prepared, []
-
-    @abstractmethod
-    def split(self, prepared: Prepared) -> tuple[list[ReadyRecord], list[DeadRecord]]:
-        """Its records one by one: those that may land, and those that cannot."""
-
-    @abstractmethod
-    def ready(self, suspect: SuspectRecord) -> ReadyRecord:
-        """A record, to be landed by itself. Raises `UnreadableRecord`."""
-
-    @abstractmethod
-    def land_records(self, records: Sequence[ReadyRecord]) -> None:
-        """Write these records. Raises the session's errors, `UnreadableRecord`."""
+    def land_nothing(self) -> None:
+        """Have the database judge a statement that lands no row. Raises the session's errors."""
 
     @abstractmethod
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
@@ -96,7 +64,11 @@ class TargetPlan(ABC, Generic[Prepared]):
     def row_of(self, error: Any) -> int | None:
         """The row, from 0, that the database stopped at when it was last written. A hint, nothing more."""
 
-    def clear(self) -> None:
+    def screen(self, suspects: Sequence[SuspectRecord]) -> tuple[Sequence[SuspectRecord], list[DeadRecord]]:
+        """Those that may land, and those that surely cannot: for when many were refused."""
+        return suspects, []
+
+    def clear(self) -> None:  # noqa: B027 - most leave nothing behind
         """Forget what attempts before this one left behind."""
 
 
@@ -105,13 +77,13 @@ class Catalog(ABC):
 
     def __init__(self, session: SinkSession) -> None:
         self._session = session
-        self._plans: dict[Target, TargetPlan[Any]] = {}
+        self._plans: dict[Target, TargetPlan] = {}
 
-    def plan(self, target: Target) -> TargetPlan[Any]:
+    def plan(self, target: Target) -> TargetPlan:
         """How to write to a target that `problems` found nothing wrong with."""
         return self._plans[target]
 
-    def inspect(self, target: Target) -> TargetPlan[Any]:
+    def inspect(self, target: Target) -> TargetPlan:
         """How to write to a target, inspected anew. Raises `InvalidInput` when it cannot work."""
         self.refresh([target])
         if why := self.get_ready([target]).get(target):
@@ -145,6 +117,10 @@ class Catalog(ABC):
     def get_ready(self, targets: Collection[Target]) -> dict[Target, str]:
         """Make sure that these can be written to now; returns those that cannot, and why."""
         return self.problems(targets, create=False)
+
+    def is_current(self, plan: TargetPlan) -> bool:
+        """Whether the table of a plan still is as it was when the plan was made."""
+        return self.describe([plan.target]).get(plan.target) == plan.shape
 
     def refresh(self, targets: Iterable[Target]) -> None:
         """Forget those whose tables have changed since they were looked at."""
@@ -223,10 +199,10 @@ class Catalog(ABC):
         """Make the table of a target. Returns why that is not possible; None when it is there."""
 
     @abstractmethod
-    def make_plan(self, target: Target, shape: TableShape) -> TargetPlan[Any]:
+    def make_plan(self, target: Target, shape: TableShape) -> TargetPlan:
         """Raises `UnreadableRecord` for a constant that its column does not take."""
 
     @abstractmethod
-    def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
+    def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
         """How to write to a default target whose table is yet to be made, and whether records can be landed
         there in the transaction that this has begun. Raises `InvalidInput`."""

@@ -17,6 +17,7 @@ take another way: `feedq.sinks.stagedcopy`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -24,15 +25,27 @@ from itertools import chain
 from struct import Struct
 from typing import Any, Final
 
+import msgspec
+import psycopg2
 from psycopg2 import sql
 
 from feedq.core.model import Batch
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.catalog import ReadyRecord, TargetPlan
-from feedq.sinks.copytext import BeyondUs, ColumnRows, Part, check, decode
+from feedq.sinks.catalog import TargetPlan
+from feedq.sinks.copytext import (
+    NUL_ERROR,
+    BeyondUs,
+    ColumnRows,
+    Part,
+    UnreadableRecord,
+    check,
+    decode,
+    parsed,
+    row_of,
+)
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
-from feedq.sinks.prefilter import Prefilter
-from feedq.sinks.session import parts
+from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, parts
+from feedq.sinks.statements import INPUT_ERRORS
 from feedq.sinks.target_table import TableShape, written_columns
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -41,6 +54,9 @@ TRAILER: Final = b"\xff\xff"
 CHUNK_BYTES: Final = 64 * 1024
 """Encoded at a time, so that the server parses one chunk while we make the next."""
 CHUNK_RECORDS: Final = 512
+ASKS_INPUT_FUNCTIONS: Final = 160_000
+"""Server version from which `INPUT_ERRORS` works."""
+ASKED_AT_ONCE: Final = 2_000
 
 _POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -50,8 +66,10 @@ _before_name = Struct(">hi").pack
 _epoch_and_time = Struct(">iqiq").pack
 """Each after its length."""
 
+Fields = list[str | None]
 
-class CopyPlan(TargetPlan[FeedWrite]):
+
+class CopyPlan(TargetPlan):
     """A plan that copies batches into one target."""
 
     session: PostgresSinkSession
@@ -67,38 +85,60 @@ class CopyPlan(TargetPlan[FeedWrite]):
         )
         self._fields = self.columns if target.is_mapped else ("payload",)
         """What ``rows.fields`` gives for a record."""
-        self._prefilter = Prefilter(session, target, shape, read=self.rows.fields, fields=self._fields)
         self._table = identifier_of(shape)
 
-    def prepare(
-        self, writes: Sequence[FeedWrite], *, look_through: bool
-    ) -> tuple[Sequence[FeedWrite], list[DeadRecord]]:
-        if not look_through:
-            return writes, []
-        looked_through = [self.prefilter(write) for write in writes]
-        return [sound for sound, _ in looked_through], [one for _, dead in looked_through for one in dead]
+    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
+        dead: list[DeadRecord] = []
+        self._copy(self._table, encoded(self.rows, writes, dead, strict=strict))
+        return dead
 
-    def land(self, prepared: Sequence[FeedWrite]) -> None:
-        self._copy(self._table, encoded(self.rows, prepared))
+    def land_nothing(self) -> None:
+        self._copy(self._table, ())
 
-    def count(self, prepared: FeedWrite) -> int:
-        return prepared.records
+    def screen(self, suspects: Sequence[SuspectRecord]) -> tuple[Sequence[SuspectRecord], list[DeadRecord]]:
+        """Asks the columns' input functions about many records at once.
 
-    def prefilter(self, prepared: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
-        return self._prefilter.run(prepared)
+        A record is set aside only if the database would surely refuse it: a NULL in a column that is NOT NULL is
+        not looked for, because a trigger of the table, or of the partition that a row goes to, may fill it. Input
+        functions that raise an error when they are asked leave their records to trial.
+        """
+        readable: dict[int, Fields] = {}
+        errors: dict[int, str] = {}
+        for n, suspect in enumerate(suspects):
+            try:
+                readable[n] = self.rows.fields(*suspect)
+                row_of(readable[n])
+            except UnreadableRecord as unreadable:
+                errors[n] = str(unreadable)
+        asks = self.session.server_version >= ASKS_INPUT_FUNCTIONS
+        asked = [n for n in readable if n not in errors] if asks else ()
+        for some in parts(asked, ASKED_AT_ONCE):
+            try:
+                with self.session.savepoint("feedq_ask"):
+                    found = self._input_errors([readable[n] for n in some])
+            except psycopg2.Error as error:
+                if self.session.scope(error) is ErrorScope.UNAVAILABLE or self.session.is_broken:
+                    raise
+                # Not all that an input function refuses it refuses softly: too deep a nesting of JSON, for one.
+                continue
+            errors |= {some[n]: error for n, error in found.items()}
+        kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
+        return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
 
-    def split(self, prepared: FeedWrite) -> tuple[list[ReadyRecord], list[DeadRecord]]:
-        suspects = [
-            SuspectRecord(prepared, batch, record) for batch in prepared.batches for record in batch.split()
-        ]
-        kept, dead = self._prefilter.validate(suspects)
-        return list(map(ReadyRecord, kept)), dead
-
-    def ready(self, suspect: SuspectRecord) -> ReadyRecord:
-        return ReadyRecord(suspect)
-
-    def land_records(self, records: Sequence[ReadyRecord]) -> None:
-        self._copy(self._table, self._rows_of(records))
+    def _input_errors(self, rows: Sequence[Fields]) -> dict[int, str]:
+        """The first error of each row that has one, by its index."""
+        errors: dict[int, str] = {}
+        for column, name in enumerate(self._fields):
+            texts = [fields[column] for fields in rows]
+            type_name = self.shape.columns[name].definition
+            if type_name == "text" or all(text is None for text in texts):
+                continue
+            for n, message, detail, code in self.session.query(
+                INPUT_ERRORS, {"texts": texts, "type": type_name}
+            ):
+                said = f"{message}{f': {detail}' if detail else ''} ({code})"
+                errors.setdefault(n - 1, said[:ERROR_TEXT_MAX])
+        return errors
 
     def row_of(self, error: Any) -> int | None:
         return self.session.row_of(error)
@@ -116,10 +156,6 @@ class CopyPlan(TargetPlan[FeedWrite]):
             "payload": "\\x" + record.hex() if payload is None else payload,
         }
 
-    def _rows_of(self, records: Sequence[ReadyRecord]) -> Iterable[bytes]:
-        """Encodes rows by the plain reference."""
-        return (self.rows.record(*ready.suspect) for ready in records)
-
     def _copy(self, table: sql.Identifier, rows: Iterable[bytes]) -> None:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             table, listed(self.columns), sql.SQL("text" if self.target.is_mapped else "binary")
@@ -132,11 +168,13 @@ def listed(columns: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def encoded(rows: ColumnRows | DefaultRows, writes: Iterable[FeedWrite]) -> Iterator[bytes]:
-    """All rows of these writes, some at a time and never none. Raises `UnreadableRecord`."""
+def encoded(
+    rows: ColumnRows | DefaultRows, writes: Iterable[FeedWrite], dead: list[DeadRecord], *, strict: bool
+) -> Iterator[bytes]:
+    """All rows of these writes, some at a time. Records that cannot be encoded go to ``dead``."""
     encode = rows.encode
     return chain.from_iterable(
-        encode(write, batch, cut(batch)) for write in writes for batch in write.batches
+        encode(write, batch, cut(batch), dead, strict=strict) for write in writes for batch in write.batches
     )
 
 
@@ -166,7 +204,7 @@ class DefaultRows:
         self._version = b"\x01" if payload_type == "jsonb" else b""
         self._type = payload_type
 
-    def fields(self, _write: FeedWrite, _batch: Batch, record: bytes) -> list[str | None]:
+    def fields(self, _write: FeedWrite, _batch: Batch, record: bytes) -> Fields:
         """The payload as text for its input function; None if any bytes will do.
 
         Raises `UnreadableRecord` for what no payload column of this type could hold.
@@ -176,6 +214,8 @@ class DefaultRows:
         if self._type in ("json", "jsonb"):
             with suppress(BeyondUs):
                 check(record)
+        if b"\0" in record:
+            raise UnreadableRecord(NUL_ERROR)
         return [decode(record)]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
@@ -183,12 +223,47 @@ class DefaultRows:
         version = self._version
         return b"".join((_head(write, batch), _length(len(version) + len(record)), version, record))
 
-    def encode(self, write: FeedWrite, batch: Batch, parts: Iterable[Part]) -> Iterable[bytes]:
-        """Encodes a batch, part by part."""
-        if batch.count == 1 and batch.lines is not None:
+    def encode(
+        self,
+        write: FeedWrite,
+        batch: Batch,
+        parts: Iterable[Part],
+        dead: list[DeadRecord],
+        *,
+        strict: bool,
+    ) -> Iterable[bytes]:
+        """Encodes a batch, part by part. Only ``strict`` looks into the records, and sets some aside."""
+        if batch.count == 1 and batch.lines is not None and not strict:
             return (self.record(write, batch, batch.lines[:-1]),)
         head = _head(write, batch)
+        if strict:
+            return (self._rows(head, self._sound(write, batch, part, dead)) for part in parts)
         return (self._rows(head, part) for part in parts)
+
+    def _sound(self, write: FeedWrite, batch: Batch, part: Part, dead: list[DeadRecord]) -> Sequence[bytes]:
+        """The records of a part that the payload's column can hold."""
+        records = part[:-1].split(b"\n") if isinstance(part, bytes) else part
+        if self._type == "bytea" or self._are_json(b"\n".join(records), records):
+            return records
+        sound: list[bytes] = []
+        for record in records:
+            try:
+                self.fields(write, batch, record)
+            except UnreadableRecord as unreadable:
+                dead.append((SuspectRecord(write, batch, record), str(unreadable)))
+            else:
+                sound.append(record)
+        return sound
+
+    def _are_json(self, text: bytes, records: Sequence[bytes]) -> bool:
+        """Whether all of these surely are JSON, found without a step of Python for each."""
+        if self._type not in ("json", "jsonb") or not text.isascii():
+            return False
+        try:
+            deque(map(parsed, records), maxlen=0)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
 
     def _rows(self, head: bytes, part: Part) -> bytes:
         records = part[:-1].split(b"\n") if isinstance(part, bytes) else part

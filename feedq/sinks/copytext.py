@@ -5,8 +5,8 @@ its JSON text; what is missing or null is NULL unless the column's rule says oth
 column strings go as JSON, too. A field of a CSV record goes there as it is, whatever the column.
 
 `ColumnRows.record` is the plain reference, one record and one column at a time. `ColumnRows.encode` gives the
-same bytes by way of `QuickRows` where it can, and where it cannot by the reference. A record
-lands the same whatever its neighbours are.
+same bytes by way of `QuickRows` where it can, and where it cannot by the reference. A record lands the same
+whatever its neighbours are, and one that cannot be encoded is set aside.
 
 msgspec decides what is JSON, and is as strict as the standard library: invalid UTF-8, ``NaN`` and control
 characters in strings are refused wherever they stand. It refuses two things that others may take, `BeyondUs`:
@@ -30,21 +30,27 @@ from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvReader, MalformedLine
 from feedq.records.framing import RecordFormat
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
-from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
 from feedq.sinks.target_table import Column, column_sources
 
-_value: Final = msgspec.json.Decoder(Raw).decode
+parsed: Final = msgspec.json.Decoder(Raw).decode
+"""Takes what is JSON, and makes nothing of it. Raises `msgspec.DecodeError`, `RecursionError`."""
 items: Final = msgspec.json.Decoder(list[Raw]).decode
 """The elements of an array that is part of a record."""
 LF: Final = b"\n"
+NUL: Final = b"\0"
 NULL: Final = r"\N"
 """As COPY's text format has it."""
 Part = bytes | Sequence[bytes]
 """Of a batch: whole lines, each ended by a newline, or records that may hold one."""
 _ESCAPED: Final = re.compile(r"[\\\t\n\r]")
 _ESCAPES: Final = {ord("\\"): r"\\", ord("\t"): r"\t", ord("\n"): r"\n", ord("\r"): r"\r"}
+
+
+NUL_ERROR: Final = 'invalid byte sequence for encoding "UTF8": 0x00 (22021)'
+"""As PostgreSQL says it."""
 
 
 class UnreadableRecord(Exception):
@@ -58,7 +64,7 @@ class BeyondUs(UnreadableRecord):
 def check(record: bytes) -> None:
     """Raises `UnreadableRecord` for a record that is no JSON."""
     try:
-        _value(record)
+        parsed(record)
         if not record.isascii():
             decode(record)
     except RecursionError:
@@ -117,8 +123,11 @@ def copied(text: str | None) -> str:
 
 
 def row_of(fields: Iterable[str | None]) -> bytes:
-    """A row as COPY's text format has it. Raises `UnreadableRecord` for half of a surrogate pair."""
-    return encode("\t".join(map(copied, fields))) + LF
+    """A row as COPY's text format has it. Raises `UnreadableRecord` for a NUL and for half of a surrogate pair."""
+    row = encode("\t".join(map(copied, fields))) + LF
+    if NUL in row:
+        raise UnreadableRecord(NUL_ERROR)
+    return row
 
 
 class Kind(Enum):
@@ -250,32 +259,49 @@ class ColumnRows:
         """Encodes one row. Raises `UnreadableRecord`."""
         return row_of(self.fields(write, batch, record))
 
-    def encode(self, write: FeedWrite, batch: Batch, parts: Iterable[Part]) -> Iterable[bytes]:
-        """Encodes a batch, part by part. Raises `UnreadableRecord`."""
-        return (self._encode_part(write, batch, part) for part in parts)
+    def encode(
+        self,
+        write: FeedWrite,
+        batch: Batch,
+        parts: Iterable[Part],
+        dead: list[DeadRecord],
+        *,
+        strict: bool,
+    ) -> Iterable[bytes]:
+        """Encodes a batch, part by part; records that cannot be encoded go to ``dead``, ``strict`` or not."""
+        return (self._encode_part(write, batch, part, dead) for part in parts)
 
-    def _encode_part(self, write: FeedWrite, batch: Batch, part: Part) -> bytes:
+    def _encode_part(self, write: FeedWrite, batch: Batch, part: Part, dead: list[DeadRecord]) -> bytes:
         if isinstance(part, bytes):
-            return self._rows(write, batch, part)
+            return self._rows(write, batch, part, dead)
         lines = LF.join([*part, b""])
         if lines.count(LF) != len(part):
-            return self._rows_singly(write, batch, part)
-        return self._rows(write, batch, lines)
+            return self._rows_singly(write, batch, part, dead)
+        return self._rows(write, batch, lines, dead)
 
-    def _rows(self, write: FeedWrite, batch: Batch, lines: bytes) -> bytes:
+    def _rows(self, write: FeedWrite, batch: Batch, lines: bytes, dead: list[DeadRecord]) -> bytes:
         """Rows of lines, in halves where they are not alike: one odd record should not slow down the others."""
         records = lines[:-1].split(LF)
         if len(records) >= FEW:
             rows = self._quick.rows(write, batch, lines=lines, records=records)
-            if rows is not None:
+            if rows is not None and NUL not in rows:
                 return rows
         if len(records) < 2 * FEW:
-            return self._rows_singly(write, batch, records)
+            return self._rows_singly(write, batch, records, dead)
         middle = lines.find(LF, len(lines) // 2, -1) + 1 or lines.rfind(LF, 0, -1) + 1
-        return self._rows(write, batch, lines[:middle]) + self._rows(write, batch, lines[middle:])
+        first, second = lines[:middle], lines[middle:]
+        return self._rows(write, batch, first, dead) + self._rows(write, batch, second, dead)
 
-    def _rows_singly(self, write: FeedWrite, batch: Batch, records: Iterable[bytes]) -> bytes:
-        return b"".join([self.record(write, batch, record) for record in records])
+    def _rows_singly(
+        self, write: FeedWrite, batch: Batch, records: Iterable[bytes], dead: list[DeadRecord]
+    ) -> bytes:
+        rows = []
+        for record in records:
+            try:
+                rows.append(self.record(write, batch, record))
+            except UnreadableRecord as unreadable:
+                dead.append((SuspectRecord(write, batch, record), str(unreadable)))
+        return b"".join(rows)
 
     def _text_of(self, cell: Cell, found: Sequence[Value], place: int) -> str | None:
         value = found[place]

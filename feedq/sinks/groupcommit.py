@@ -9,10 +9,9 @@
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
 at any point before the commit, nothing has happened.
 
-`TransactionalSink.write` makes one attempt after another, and each `GroupCommit` is one of them. The first one is
-`CommitMode.OPTIMISTIC`: whatever goes wrong ends it, and the next one lands under savepoints and finds out which
-record, feed or target is to blame (`feedq.sinks.refusals`). `RetryPlan` says what the next attempt does
-differently, and when there is none.
+Targets land under savepoints, and what one refuses is found and set aside there (`feedq.sinks.refusals`). So one
+transaction is enough, but for four cases in which `TransactionalSink.write` begins another one: the connection
+had died before, a deadlock ended the transaction, a table has changed, or the commit was refused.
 
 What the database answers belongs to one record, one feed, or the sink, in this order: only errors at the
 checkpoints, which all feeds need, are the sink's.
@@ -21,43 +20,18 @@ checkpoints, which all feeds need, are the sink's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 from uuid import uuid4
 
 from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
 from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
 from feedq.sinks.catalog import Catalog, TargetPlan
-from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift
-from feedq.sinks.refusals import TargetOutcome, land_around_refusals
-from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession
-
-CONFLICTS_MAX: Final = 5
-"""Transactions that end in a deadlock or a serialization failure are tried again this often."""
-
-
-class CommitMode(IntEnum):
-    """The mode of an attempt: how it guards against what the database refuses."""
-
-    OPTIMISTIC = 0
-    CAREFUL = 1
-    """Under savepoints: refused records go to the dead letters, broken targets are left out."""
-    IMMEDIATE = 2
-    """Besides, constraints deferred to the commit are checked at once, because the commit was refused."""
-
-
-class FailedPart(Enum):
-    """Where an attempt has failed."""
-
-    CHECKPOINTS = auto()
-    TARGET = auto()
-    COMMIT = auto()
-    """From the dead letters on."""
+from feedq.sinks.refusals import TargetChanged, TargetLanding
+from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession, parts
 
 
 class GroupFailed(Exception):
@@ -65,62 +39,17 @@ class GroupFailed(Exception):
 
     def __init__(
         self,
-        part: FailedPart,
-        trouble: ErrorScope,
+        scope: ErrorScope,
         error: Exception,
         said: str,
         *,
-        target: Target | None = None,
+        is_the_sinks: bool = False,
+        changed: Target | None = None,
     ) -> None:
         super().__init__(said)
-        self.part, self.trouble, self.error, self.target = part, trouble, error, target
-
-
-class NextStep(Enum):
-    """The step that follows from an attempt that failed."""
-
-    AGAIN = auto()
-    POSTPONE = auto()
-    """The sink is well: the feeds are in trouble."""
-    GIVE_UP = auto()
-    """The sink is unavailable."""
-
-
-@dataclass(slots=True)
-class RetryPlan:
-    """Says what the next attempt at a group does differently. Pure."""
-
-    targets: Collection[Target]
-    briefly: bool
-    lock_uncertain: Collection[Target] = ()
-    """Targets that may be locked, and whose locks are not to be waited for: they were locked a while ago, or the
-    group has waited enough."""
-    held: dict[Target, str] = field(default_factory=dict)
-    """Targets that cannot be written now, and why."""
-    around_locks: bool = False
-    """Whether to leave out feeds whose checkpoints somebody has locked."""
-    mode: CommitMode = CommitMode.OPTIMISTIC
-    _conflicts: int = 0
-
-    def after(self, failed: GroupFailed) -> NextStep:
-        """Decide after an attempt that failed on a session that still works."""
-        trouble, part, target = failed.trouble, failed.part, failed.target
-        if target is not None and trouble in (ErrorScope.LOCKED, ErrorScope.LATER):
-            why = " is locked" if trouble is ErrorScope.LOCKED else f": {failed}"
-            self.held[target] = f"table {target.table!r}{why}"
-            # One wait is enough for all who wait with it.
-            self.lock_uncertain = self.targets
-        elif trouble is ErrorScope.LOCKED and part is FailedPart.CHECKPOINTS and not self.around_locks:
-            self.around_locks = True
-        elif trouble is ErrorScope.CONFLICT and self._conflicts < CONFLICTS_MAX:
-            self._conflicts += 1
-        elif part is FailedPart.CHECKPOINTS:
-            return NextStep.GIVE_UP
-        elif self.mode is max(CommitMode):
-            return NextStep.POSTPONE
-        else:
-            self.mode = CommitMode.IMMEDIATE if part is FailedPart.COMMIT else CommitMode(self.mode + 1)
-        return NextStep.AGAIN
+        self.scope, self.error, self.changed = scope, error, changed
+        self.is_the_sinks = is_the_sinks
+        """Whether it failed at the checkpoints, which all feeds need."""
 
 
 STATEMENT_TIMEOUT_S: Final = 300.0
@@ -128,16 +57,34 @@ STATEMENT_TIMEOUT_S: Final = 300.0
 BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
 """The same while other feeds wait: a target that takes longer, by a slow trigger for one, is written apart."""
 
+SAVEPOINTS_MAX: Final = 4
+"""Each takes a transaction id, of which a database has two billion until it freezes its rows: with one for each of
+a thousand tables, four times a second, those would be gone in a week. So several targets share one, until one of
+them refuses something."""
+
 Groups = Mapping[Target, Sequence[FeedWrite]]
 
 
 class GroupCommit:
-    """One attempt at a group: one transaction. Used once."""
+    """One transaction for a group. Used once."""
 
-    def __init__(self, session: SinkSession, catalog: Catalog, retry_plan: RetryPlan) -> None:
+    def __init__(
+        self,
+        session: SinkSession,
+        catalog: Catalog,
+        *,
+        briefly: bool,
+        locked: set[Target],
+        was_refused: bool,
+    ) -> None:
+        """``locked``: targets that were found locked, not to be waited for again; kept up to date here.
+        ``was_refused``: the commit of a transaction before this one was."""
         self._session = session
         self._catalog = catalog
-        self._retry_plan = retry_plan
+        self._briefly = briefly
+        self._locked = locked
+        self._was_refused = was_refused
+        self._has_waited = False
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable: dict[FeedKey, str] = {}
@@ -156,21 +103,24 @@ class GroupCommit:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
         try:
             lost = self._begin(writes)
-            fenced = self._find_fenced(lost) if lost else lost
+            fenced, rewound = self._tell_lost(writes, lost) if lost else ((), ())
         except self._session.errors as error:
-            raise self._failed(FailedPart.CHECKPOINTS, error) from error
-        left_out = lost | self._unusable.keys() | self._postponed.keys()
-        for target, group in groups.items():
-            admitted = [write for write in group if write.key not in left_out] if left_out else group
-            if admitted:
-                self._land(self._catalog.plan(target), admitted)
-        return self._commit(writes, fenced=tuple(fenced), rewound=tuple(lost - fenced))
+            raise self._failed(error, is_the_sinks=True) from error
+        left_out = lost | self._unusable.keys()
+        landings = [
+            (self._catalog.plan(target), admitted)
+            for target, group in groups.items()
+            if (admitted := [write for write in group if write.key not in left_out] if left_out else group)
+        ]
+        for some in parts(landings, -(-len(landings) // SAVEPOINTS_MAX) or 1):
+            if len(some) == 1 or not self._land_together(some):
+                for plan, admitted in some:
+                    self._land(plan, admitted)
+        return self._commit(writes, fenced=fenced, rewound=rewound)
 
     def _find_usable(self, groups: Groups) -> list[FeedWrite]:
         """The writes that are not without hope whatever their records."""
-        if self._retry_plan.mode is not CommitMode.OPTIMISTIC:
-            self._catalog.refresh(self._retry_plan.targets)
-        wrong = self._catalog.get_ready(self._retry_plan.targets)
+        wrong = self._catalog.get_ready(tuple(groups))
         for target in groups:
             if target.drift is not Drift.IGNORE and target not in wrong:
                 wrong |= self._watch_fields(target, groups[target])
@@ -221,48 +171,85 @@ class GroupCommit:
         """Lock the checkpoints that are as we left them, to the end; returns the keys of the others."""
         session = self._session
         session.set_lock_timeout(session.lock_timeout_s)
-        session.set_statement_timeout(
-            BRIEF_STATEMENT_TIMEOUT_S if self._retry_plan.briefly else STATEMENT_TIMEOUT_S
-        )
-        if self._retry_plan.around_locks:
-            held = set(session.find_locked([write.feed_id for write in writes]))
-            self._postponed |= {w.key: "its checkpoint is locked" for w in writes if w.feed_id in held}
-            writes = [write for write in writes if write.feed_id not in held]
-        return session.lock(writes, check_at_once=self._retry_plan.mode is CommitMode.IMMEDIATE)
+        session.set_statement_timeout(BRIEF_STATEMENT_TIMEOUT_S if self._briefly else STATEMENT_TIMEOUT_S)
+        return session.lock(writes, check_at_once=self._was_refused)
 
-    def _find_fenced(self, lost: set[FeedKey]) -> set[FeedKey]:
-        """Which of the feeds that we may not write have a larger epoch by now; the others have gone back."""
+    def _tell_lost(
+        self, writes: Sequence[FeedWrite], lost: set[FeedKey]
+    ) -> tuple[tuple[FeedKey, ...], tuple[FeedKey, ...]]:
+        """Of the feeds that we could not lock: those that have a larger epoch by now, and those that went back. A
+        checkpoint that is as we left it is locked by somebody, and its feed is postponed."""
         known = self._session.last_commits([feed_id for feed_id, _ in lost], lock=False)
-        return {(id_, epoch) for id_, epoch in lost if id_ in known and known[id_].epoch > epoch}
-
-    def _land(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
-        if why := self._retry_plan.held.get(plan.target) or self._find_locked(plan):
-            self._postponed |= {write.key: why for write in writes}
-            return
-        try:
-            if self._retry_plan.mode is CommitMode.OPTIMISTIC:
-                prepared, dead = plan.prepare(writes, look_through=not self._retry_plan.briefly)
-                plan.land(prepared)
-                outcome = TargetOutcome(writes, dead)
+        fenced: list[FeedKey] = []
+        rewound: list[FeedKey] = []
+        for write in writes:
+            if write.key not in lost:
+                continue
+            last = known.get(write.feed_id)
+            if last is not None and last.epoch > write.epoch:
+                fenced.append(write.key)
+            elif last is not None and last.epoch == write.epoch and write.continues in (None, last.commit_id):
+                self._postponed[write.key] = "its checkpoint is locked"
             else:
-                outcome = land_around_refusals(plan, writes, briefly=self._retry_plan.briefly)
-        except UnreadableRecord as unreadable:
-            raise GroupFailed(FailedPart.TARGET, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
+                rewound.append(write.key)
+        return tuple(fenced), tuple(rewound)
+
+    def _land_together(self, landings: Sequence[tuple[TargetPlan, Sequence[FeedWrite]]]) -> bool:
+        """Land in several targets under one savepoint; False if one refused something: then nothing has landed."""
+        dead: list[DeadRecord] = []
+        plan = None
+        try:
+            with self._session.savepoint("feedq_together"):
+                for plan, writes in landings:
+                    self._bound_locks(plan)
+                    plan.clear()
+                    dead += plan.land(writes, strict=not self._briefly)
         except self._session.errors as error:
-            raise self._failed(FailedPart.TARGET, error, target=plan.target) from error
-        self._landed |= {write.key: write.records for write in outcome.landed}
-        for suspect, _ in outcome.dead:
-            self._landed[suspect.write.key] -= 1
-        self._dead += outcome.dead
+            if self._session.is_broken or not self._session.can_undo(error):
+                raise self._failed(error, is_the_sinks=False) from error
+            if plan is not None and self._session.scope(error) is ErrorScope.LOCKED:
+                self._note_lock(plan)
+            return False
+        self._count((write for _, writes in landings for write in writes), dead)
+        return True
+
+    def _land(self, plan: TargetPlan, writes: Sequence[FeedWrite]) -> None:
+        self._bound_locks(plan)
+        landing = TargetLanding(
+            plan,
+            is_current=self._catalog.is_current,
+            briefly=self._briefly,
+            postpones_refused=self._was_refused,
+        )
+        try:
+            outcome = landing.land(writes)
+        except TargetChanged as changed:
+            said = f"table {plan.target.table!r} changes over and over"
+            raise GroupFailed(ErrorScope.CONFLICT, changed, said, changed=plan.target) from changed
+        except self._session.errors as error:
+            raise self._failed(error, is_the_sinks=False) from error
+        self._count(outcome.landed, outcome.dead)
         self._unusable |= outcome.unusable
         self._postponed |= outcome.postponed
+        if outcome.is_locked:
+            self._note_lock(plan)
+        else:
+            self._locked.discard(plan.target)
 
-    def _find_locked(self, plan: TargetPlan[Any]) -> str | None:
-        """Why the target cannot be written now: somebody has its table locked. Asked only of those that may be."""
-        self._session.set_lock_timeout(self._session.lock_timeout_s)
-        if plan.target not in self._retry_plan.lock_uncertain or not self._session.is_locked(plan.shape):
-            return None
-        return self._retry_plan.held.setdefault(plan.target, f"table {plan.target.table!r} is locked")
+    def _bound_locks(self, plan: TargetPlan) -> None:
+        """One wait is enough for all who wait with it."""
+        is_patient = not self._has_waited and plan.target not in self._locked
+        self._session.set_lock_timeout(self._session.lock_timeout_s if is_patient else 0)
+
+    def _note_lock(self, plan: TargetPlan) -> None:
+        self._has_waited = True
+        self._locked.add(plan.target)
+
+    def _count(self, landed: Iterable[FeedWrite], dead: Sequence[DeadRecord]) -> None:
+        self._landed |= {write.key: write.records for write in landed}
+        for suspect, _ in dead:
+            self._landed[suspect.write.key] -= 1
+        self._dead += dead
 
     def _commit(
         self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...], rewound: tuple[FeedKey, ...]
@@ -285,7 +272,7 @@ class GroupCommit:
             landed = [write for write in writes if write.key in self._landed]
             self._session.advance(landed, self._landed, commit_id)
         except self._session.errors as error:
-            raise self._failed(FailedPart.CHECKPOINTS, error) from error
+            raise self._failed(error, is_the_sinks=True) from error
         try:
             if self._dead:
                 self._session.write_dead_letters(self._dead)
@@ -293,14 +280,14 @@ class GroupCommit:
         except AnswerLost as lost:
             raise CommitUnknown(commit_id, writes, written) from lost
         except self._session.errors as error:
-            raise self._failed(FailedPart.COMMIT, error) from error
+            raise self._failed(error, is_the_sinks=False) from error
         return written
 
-    def _failed(self, part: FailedPart, error: Exception, *, target: Target | None = None) -> GroupFailed:
-        scope = self._session.scope(error)
-        if scope is ErrorScope.LOCKED and self._session.locks_all:
-            part, target = FailedPart.CHECKPOINTS, None
-        return GroupFailed(part, scope, error, self._session.explain(error), target=target)
+    def _failed(self, error: Exception, *, is_the_sinks: bool) -> GroupFailed:
+        session = self._session
+        scope = session.scope(error)
+        is_everybodys = scope is ErrorScope.LOCKED and session.locks_all
+        return GroupFailed(scope, error, session.explain(error), is_the_sinks=is_the_sinks or is_everybodys)
 
 
 def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:

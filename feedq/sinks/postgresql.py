@@ -134,7 +134,7 @@ class PostgresCatalog(Catalog):
             return f"table {target.table!r} does not exist and cannot be created: {session.explain(error)}; {wish}"
         return None
 
-    def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
+    def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
         self._session.begin_for_person()
         if schema := self._missing_schema(target):
             self._session.execute(CreateSchema(schema))

@@ -48,7 +48,6 @@ _BY_CODE: Final = {
     "55P03": ErrorScope.LOCKED,
     "55000": ErrorScope.TARGET,  # a view, a rule: not in the prerequisite state
     "55006": ErrorScope.LATER,  # object in use
-    "40003": ErrorScope.UNAVAILABLE,  # statement completion unknown
     "57014": ErrorScope.LATER,  # a statement that took too long, or that an operator has cancelled
     "XX001": ErrorScope.LATER,  # a damaged table
     "XX002": ErrorScope.LATER,  # a damaged index
@@ -70,10 +69,10 @@ _BY_CLASS: Final = {
     "44": ErrorScope.DATA,  # WITH CHECK OPTION
     "53": ErrorScope.LATER,  # no room on the disk, out of memory
     "54": ErrorScope.DATA,  # a value too long to index, JSON nested too deeply
-    "57": ErrorScope.UNAVAILABLE,
     "58": ErrorScope.LATER,  # errors of the file system
     "P0": ErrorScope.DATA,  # RAISE in a trigger
 }
+ENDS_SESSION: Final = ("FATAL", "PANIC")
 # libpq's side of a dead network: silence is noticed after 5 + 3 × 2 seconds, unsent data after 10.
 _LIBPQ: Final[Mapping[str, Any]] = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -268,6 +267,9 @@ class PostgresSinkSession(SinkSession):
 
     def _rollback(self) -> None:
         if self._driver.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+            # What was set in the transaction is undone as well.
+            self._timeouts_ms.clear()
+            self._lock_timeout_s = None
             self.run("ROLLBACK")
 
     def run(self, statement: str) -> None:
@@ -280,10 +282,11 @@ class PostgresSinkSession(SinkSession):
         if isinstance(error, SQLAlchemyError) and not isinstance(error, DBAPIError):
             # A value that cannot even be sent.
             return ErrorScope.DATA
-        code: str | None = cause_of(error).pgcode
-        if code is None:
-            # The connection broke. A server that answers on a session that still works is not away.
+        cause = cause_of(error)
+        code: str | None = cause.pgcode
+        if code is None or cause.diag.severity_nonlocalized in ENDS_SESSION:
             return ErrorScope.UNAVAILABLE
+        # A server that answers on a session that still works is not away, whatever a trigger calls its error.
         return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], ErrorScope.DATA)
 
     @classmethod
@@ -354,15 +357,6 @@ class PostgresSinkSession(SinkSession):
         if check_at_once:
             self.check_at_once()
         return set(rows)
-
-    def is_locked(self, shape: TableShape) -> bool:
-        try:
-            with self.savepoint("feedq_inspect"):
-                self.query(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(identifier_of(shape)))
-        except psycopg2.Error as error:
-            # Whatever else is wrong with it, landing there will tell.
-            return self.scope(error) is ErrorScope.LOCKED
-        return False
 
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
         advanced = self.change(

@@ -1,34 +1,49 @@
-"""Lands what can be of records that were refused together, and finds the record, feed or table that is to blame.
+"""Lands the records of one target around those that the database refuses, in the transaction that is open.
 
-Each attempt is under a savepoint: it lands all of what it is given, or nothing. While other feeds wait, refused
-feeds are postponed; otherwise their records are looked through, tried by halves, and those that are refused by
-themselves become dead letters. An error of the table itself concerns all feeds that land there.
+::
+
+    SAVEPOINT ─ send everything ─ RELEASE              what cannot be encoded was set aside on the way
+                    │ refused:
+                    └ ROLLBACK TO ─ bisect over the records ─ RELEASE
+
+A record that is refused by itself is a dead letter, whatever the error says: a trigger or a policy may raise any
+SQLSTATE about one record. The table is to blame only if it takes nothing at all: not even a statement without
+rows, or none of several records, or no record for want of a right that somebody can grant. While other feeds
+wait, `bisect` has a budget of failed attempts; the feeds that exhaust it are undone and postponed, and are written
+apart, where there is no such budget.
 
 `bisect` finds the few that are refused among many that are fine. It knows neither databases nor records: it is
 given an attempt that takes all of what it is given, or none of it. Each unit is taken at most once, in order,
 and every unit is either taken or refused. The attempt may hint at the unit that was in the way; a wrong hint
-costs time and nothing else. One bad unit costs three attempts with a hint, and a logarithm without. What is
+costs time and nothing else. One bad unit costs two failed attempts with a hint, and a logarithm without. What is
 attempted at once is about as much as lay between the last two that were refused: most of it would be in vain
 otherwise, over and over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final, TypeVar
 
-from feedq.core.model import FeedKey
-from feedq.sinks.base import DeadRecord, FeedWrite
-from feedq.sinks.catalog import ReadyRecord, TargetPlan
-from feedq.sinks.copytext import UnreadableRecord
+from feedq.core.model import Batch, FeedKey
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord
+from feedq.sinks.catalog import TargetPlan
 from feedq.sinks.session import ErrorScope
 
 T = TypeVar("T")
 
 STRIDE_MIN = 64
 """Even where every other unit is refused, some luck is worth a try."""
+FAILURES_MAX: Final = 24
+"""Failed attempts at a target, beyond which feeds are postponed, or the rest is screened if no other feed waits:
+enough for a few bad records with a hint, and for one among a million without."""
+ROUNDS_MAX: Final = 3
+"""Of feeds that exhaust the budget, before all feeds of the target are postponed."""
+CONFLICTS_MAX: Final = 5
+"""An attempt that ends in a deadlock or a serialization failure is repeated this often, and once while other feeds
+wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +53,38 @@ class FailedAttempt:
     error: str
     position: int | None = None
     """Index, within what was attempted, of the unit that was in the way."""
+    remedy: str | None = None
+    """What would mend it, or nothing if that is not known, where the error is one that tables raise."""
 
 
 def bisect(
     units: Sequence[T],
     attempt: Callable[[Sequence[T]], FailedAttempt | None],
     *,
-    refusals_max: int | None = None,
-) -> list[tuple[T, str]]:
+    failed: FailedAttempt | None = None,
+    failures_max: int | None = None,
+) -> tuple[list[tuple[T, str]], Sequence[T]]:
     """Have every unit taken but those that are refused by themselves; returns these with their errors.
 
-    After ``refusals_max`` attempts in vain all that are left are refused, with the last error.
+    ``failed`` is an attempt at all of them that has been made already. After ``failures_max`` failed attempts the
+    units that are left are returned, too.
     """
     refused: list[tuple[T, str]] = []
-    refusals = 0
+    failures = 0
     start, stride = 0, len(units)
     sizes: list[int] = []
     """Of the next pieces, the last of them first; behind them, `stride`."""
     while start < len(units):
+        if failures == failures_max:
+            return refused, units[start:]
         is_open = not sizes
         part = units[start : start + (stride if is_open else sizes.pop())]
-        refusal = attempt(part)
+        refusal, failed = failed or attempt(part), None
         if refusal is None:
             start += len(part)
             stride *= 2 if is_open else 1
             continue
-        refusals += 1
-        if refusals == refusals_max:
-            return refused + [(unit, refusal.error) for unit in units[start:]]
+        failures += 1
         if len(part) == 1:
             refused.append((part[0], refusal.error))
             start += 1
@@ -74,12 +93,7 @@ def bisect(
             stride = max(STRIDE_MIN, 2 * refusal.position)
         else:
             sizes += [len(part) - len(part) // 2, len(part) // 2]
-    return refused
-
-
-REFUSALS_MAX: Final = 40
-"""Attempts in vain in a target while other feeds wait: enough to find one feed among thousands without a hint,
-and several with one. Then all that have not landed are postponed, and each is judged by itself."""
+    return refused, ()
 
 
 class TargetBroken(Exception):
@@ -94,6 +108,18 @@ class TargetBusy(Exception):
         self.scope, self.error = scope, error
 
 
+class TargetChanged(Exception):
+    """The table has changed since its plan was made: what it refused may not be the records' fault."""
+
+
+class OverBudget(Exception):
+    """Feeds that cannot be sorted out while others wait, and an error of each."""
+
+    def __init__(self, feeds: dict[FeedKey, str]) -> None:
+        super().__init__()
+        self.feeds = feeds
+
+
 @dataclass(frozen=True, slots=True)
 class TargetOutcome:
     """What became of the feeds of one target."""
@@ -101,92 +127,158 @@ class TargetOutcome:
     landed: Sequence[FeedWrite] = ()
     """But for the records that are ``dead``."""
     dead: Sequence[DeadRecord] = ()
-    unusable: Mapping[FeedKey, str] = field(default_factory=dict)
-    postponed: Mapping[FeedKey, str] = field(default_factory=dict)
+    unusable: dict[FeedKey, str] = field(default_factory=dict)
+    postponed: dict[FeedKey, str] = field(default_factory=dict)
+    is_locked: bool = False
 
 
-def land_around_refusals(
-    plan: TargetPlan[Any], writes: Sequence[FeedWrite], *, briefly: bool
-) -> TargetOutcome:
-    """Land the feeds of a target that can be, or none of them if it is the target that is broken.
+class TargetLanding:
+    """Lands records in one target. Methods raise the session's errors for what savepoints cannot undo."""
 
-    Raises the session's errors for what savepoints cannot mend.
-    """
-    prepared, dead = plan.prepare(writes, look_through=False)
+    def __init__(
+        self,
+        plan: TargetPlan,
+        *,
+        is_current: Callable[[TargetPlan], bool] | None = None,
+        briefly: bool = False,
+        postpones_refused: bool = False,
+    ) -> None:
+        """``is_current`` says whether the table still is as planned for. ``briefly``: other feeds wait, and with
+        ``postpones_refused`` the feeds of refused records are postponed."""
+        self._plan = plan
+        self._is_current = is_current
+        self._session = plan.session
+        self._briefly = briefly
+        self._postpones_refused = postpones_refused
+        self._dead: list[DeadRecord] = []
+        self._failures: list[FailedAttempt] = []
 
-    def land(part: Sequence[int]) -> FailedAttempt | None:
+    def land(self, writes: Sequence[FeedWrite]) -> TargetOutcome:
+        """Land what can be of these feeds. Raises `TargetChanged`."""
+        postponed: dict[FeedKey, str] = {}
         try:
-            refusal = attempt(plan, lambda: plan.land([prepared[n] for n in part]))
-        except TargetBusy as later:
-            if not (briefly and later.scope is ErrorScope.CONFLICT):
+            for _ in range(ROUNDS_MAX):
+                self._dead, self._failures = [], []
+                admitted = [write for write in writes if write.key not in postponed] if postponed else writes
+                try:
+                    if (failed := self._attempt(admitted)) is not None:
+                        with self._session.savepoint("feedq_target"):
+                            self._land_around(admitted, failed)
+                except OverBudget as over:
+                    postponed |= over.feeds
+                else:
+                    return TargetOutcome(admitted, self._dead, postponed=postponed)
+            return TargetOutcome(postponed=_each(writes, next(iter(postponed.values()))))
+        except TargetBusy as busy:
+            is_locked = busy.scope is ErrorScope.LOCKED
+            return TargetOutcome(postponed=_each(writes, str(busy)), is_locked=is_locked)
+        except TargetBroken as broken:
+            # By itself each feed is judged anew: it need not be all of them.
+            if self._briefly:
+                return TargetOutcome(postponed=_each(writes, str(broken)))
+            return TargetOutcome(unusable=_each(writes, str(broken)))
+
+    def land_records(self, records: Sequence[SuspectRecord]) -> list[DeadRecord]:
+        """Land what can be of these records, each as a feed of its own; returns those that are refused.
+
+        Raises `TargetBroken` and `TargetBusy`.
+        """
+        refused, _ = bisect(records, self._attempt_records)
+        self._blame_table(refused, (), records)
+        return self._dead + refused
+
+    def _land_around(self, writes: Sequence[FeedWrite], failed: FailedAttempt) -> None:
+        """Land what can be of writes that were refused together."""
+        if self._is_current is not None and not self._is_current(self._plan):
+            raise TargetChanged
+        records = [
+            SuspectRecord(write, batch, record)
+            for write in writes
+            for batch in write.batches
+            for record in batch.split()
+        ]
+        refused, left = bisect(records, self._attempt_records, failed=failed, failures_max=FAILURES_MAX)
+        self._blame_table(refused, left, records)
+        if self._briefly and (left or (refused and self._postpones_refused)):
+            blamed = {suspect.write.key: why for suspect, why in refused}
+            raise OverBudget(blamed or _each(writes, failed.error))
+        self._dead += refused
+        if left:
+            kept, unfit = self._plan.screen(left)
+            self._dead += unfit
+            self._dead += bisect(kept, self._attempt_records)[0]
+
+    def _blame_table(self, refused: Sequence[object], left: Sequence[object], all_: Sequence[object]) -> None:
+        """Raise `TargetBroken` if it has taken nothing, and all that it said are errors that tables raise."""
+        if len(refused) + len(left) < len(all_) or not self._failures:
+            return
+        remedies = [failed.remedy for failed in self._failures]
+        if None not in remedies and (len(all_) > 1 or any(remedies)):
+            first = self._failures[0]
+            raise self._broken(first.error, first.remedy or "")
+
+    def _attempt_records(self, records: Sequence[SuspectRecord]) -> FailedAttempt | None:
+        return self._attempt(list(_writes_of(records)))
+
+    def _attempt(self, writes: Sequence[FeedWrite]) -> FailedAttempt | None:
+        """Land under a savepoint: all records but those that cannot be encoded, or none of them.
+
+        Raises `TargetBroken` and `TargetBusy`.
+        """
+        conflicts_left = 1 if self._briefly else CONFLICTS_MAX
+        while True:
+            try:
+                with self._session.savepoint("feedq_attempt"):
+                    self._plan.clear()
+                    unfit = self._plan.land(writes, strict=not self._briefly)
+            except self._session.errors as error:
+                if self._session.is_broken or not self._session.can_undo(error):
+                    raise
+                if self._session.scope(error) is not ErrorScope.CONFLICT or not conflicts_left:
+                    failed = self._failed(error)
+                    self._failures.append(failed)
+                    return failed
+                conflicts_left -= 1
+            else:
+                self._dead += unfit
+                return None
+
+    def _failed(self, error: Exception) -> FailedAttempt:
+        """Judge an error that has been undone. Raises `TargetBroken` and `TargetBusy`."""
+        scope, said = self._session.scope(error), self._session.explain(error)
+        if scope not in (ErrorScope.DATA, ErrorScope.TARGET):
+            raise TargetBusy(f"table {self._plan.target.table!r}: {said}", scope, error) from error
+        position = self._plan.row_of(error)
+        if scope is ErrorScope.DATA:
+            return FailedAttempt(said, position)
+        remedy = self._session.remedy(error)
+        try:
+            with self._session.savepoint("feedq_nothing"):
+                self._plan.land_nothing()
+        except self._session.errors as error_of_nothing:
+            if self._session.is_broken or not self._session.can_undo(error_of_nothing):
                 raise
-            # Of one of these, perhaps.
-            return FailedAttempt(str(later))
-        counts = [plan.count(prepared[n]) for n in part] if refusal else ()
-        return refusal and FailedAttempt(refusal.error, _feed_at(counts, refusal.position))
+            if self._is_current is not None and not self._is_current(self._plan):
+                raise TargetChanged from error
+            raise self._broken(said, remedy) from error
+        return FailedAttempt(said, position, remedy)
 
-    try:
-        with plan.session.savepoint("feedq_target"):
-            refused = bisect(range(len(writes)), land, refusals_max=REFUSALS_MAX if briefly else None)
-            if not briefly:
-                for n, _ in refused:
-                    dead += _land_records(plan, prepared[n])
-    except (TargetBroken, TargetBusy) as broken:
-        none_landed = {write.key: str(broken) for write in writes}
-        # By itself each feed is judged anew: it need not be all of them.
-        if briefly or isinstance(broken, TargetBusy):
-            return TargetOutcome(postponed=none_landed)
-        return TargetOutcome(unusable=none_landed)
-    if not briefly:
-        return TargetOutcome(writes, dead)
-    postponed = {writes[n].key: error for n, error in refused}
-    return TargetOutcome(
-        [write for write in writes if write.key not in postponed],
-        [(suspect, why) for suspect, why in dead if suspect.write.key not in postponed],
-        postponed=postponed,
-    )
+    def _broken(self, said: str, remedy: str) -> TargetBroken:
+        wish = remedy or "mend the table or edit the feed"
+        return TargetBroken(f"table {self._plan.target.table!r} cannot be written: {said}; {wish}")
 
 
-def attempt(plan: TargetPlan[Any], land: Callable[[], None]) -> FailedAttempt | None:
-    """Land under a savepoint: all of what is given, or nothing and the reason.
-
-    Raises `TargetBroken`, `TargetBusy`, and the session's errors for what savepoints cannot mend.
-    """
-    session = plan.session
-    try:
-        with session.savepoint("feedq_attempt"):
-            plan.clear()
-            land()
-    except UnreadableRecord as unreadable:
-        return FailedAttempt(str(unreadable))
-    except session.errors as error:
-        if session.is_broken or not session.can_undo(error):
-            raise
-        scope, said, table = session.scope(error), session.explain(error), repr(plan.target.table)
-        if scope is ErrorScope.TARGET:
-            remedy = session.remedy(error) or "mend the table or edit the feed"
-            raise TargetBroken(f"table {table} cannot be written: {said}; {remedy}") from error
-        if scope is not ErrorScope.DATA:
-            raise TargetBusy(f"table {table}: {said}", scope, error) from error
-        return FailedAttempt(said, plan.row_of(error))
-    return None
+def _writes_of(records: Sequence[SuspectRecord]) -> Iterator[FeedWrite]:
+    """The records as writes, one for what is left of each batch."""
+    for _, group in groupby(records, key=lambda suspect: id(suspect.batch)):
+        suspects = list(group)
+        write, batch, _ = suspects[0]
+        if len(suspects) < batch.count:
+            batch = Batch.of_records(
+                [suspect.record for suspect in suspects], cursor=batch.cursor, received_at=batch.received_at
+            )
+        yield replace(write, batches=(batch,))
 
 
-def _land_records(plan: TargetPlan[Any], refused: Any) -> list[DeadRecord]:
-    """Land what can be of a feed, record by record where need be; returns the others."""
-
-    def land(part: Sequence[ReadyRecord]) -> FailedAttempt | None:
-        return attempt(plan, lambda: plan.land_records(part))
-
-    sound, dead = plan.prefilter(refused)
-    if dead and not attempt(plan, lambda: plan.land([sound])):
-        return dead
-    records, more = plan.split(sound)
-    return dead + more + [(ready.suspect, error) for ready, error in bisect(records, land)]
-
-
-def _feed_at(counts: Iterable[int], row: int | None) -> int | None:
-    """Index of the feed that a row of their common statement belongs to."""
-    if row is None:
-        return None
-    return next((index for index, end in enumerate(accumulate(counts)) if row < end), None)
+def _each(writes: Sequence[FeedWrite], why: str) -> dict[FeedKey, str]:
+    return {write.key: why for write in writes}

@@ -40,7 +40,6 @@ from feedq.core.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.checkpoints import LastCommit, ascii_text, cursor_of
 from feedq.sinks.table_definitions import checkpoint, dead_letter
-from feedq.sinks.target_table import TableShape
 
 T = TypeVar("T")
 
@@ -266,7 +265,7 @@ class SinkSession(ABC):
     @abstractmethod
     def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
         """Begin a transaction and lock the checkpoints that are as these feeds left them, in the order of their
-        ids, to the end of it; returns the keys of the others.
+        ids, to the end of it; returns the keys of the others, and of those that somebody else has locked.
 
         With ``check_at_once`` constraints that are deferred to the commit are checked with each statement.
         """
@@ -310,12 +309,6 @@ class SinkSession(ABC):
             there = self.connection.scalars(select(c.feed_id).where(self.of(part)))
             locked |= set(there) - set(self.connection.scalars(self.locking(part, skip_locked=True)))
         return locked
-
-    def is_locked(self, shape: TableShape) -> bool:
-        """Whether somebody surely has the table locked: asked where there is a doubt, before landing there."""
-        # Landing there will tell, without any more patience.
-        self.set_lock_timeout(0)
-        return False
 
     def last_commits(self, feed_ids: Sequence[int], *, lock: bool) -> dict[int, LastCommit]:
         """Epochs and last commits of those feeds that the sink knows. To ``lock`` them waits for a commit in

@@ -22,8 +22,7 @@ from typing import Final
 import psycopg2
 from psycopg2 import errorcodes, sql
 
-from feedq.sinks.base import FeedWrite, OnConflict, Target
-from feedq.sinks.catalog import ReadyRecord
+from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, Target
 from feedq.sinks.copyplan import CopyPlan, encoded, listed
 from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.target_table import TableShape
@@ -101,24 +100,26 @@ class KeyedCopyPlan(CopyPlan):
     def clear(self) -> None:
         self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
 
-    def land(self, prepared: Sequence[FeedWrite]) -> None:
+    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
         if self._detour.is_over:
             try:
                 with self.session.savepoint("feedq_straight"):
-                    super().land(prepared)
+                    dead = super().land(writes, strict=strict)
             except psycopg2.Error as error:
                 if error.pgcode not in GOES_STAGED:
                     raise
                 self._detour.begin()
             else:
                 self._detour.shorten()
-                return
+                return dead
         else:
             self._detour.pass_one()
-        self._land_staged(encoded(self.rows, prepared))
+        dead = []
+        self._land_staged(encoded(self.rows, writes, dead, strict=strict))
+        return dead
 
-    def land_records(self, records: Sequence[ReadyRecord]) -> None:
-        self._land_staged(self._rows_of(records))
+    def land_nothing(self) -> None:
+        self._land_staged(())
 
     def _land_staged(self, chunks: Iterable[bytes]) -> None:
         """Copy into the staging table, and insert from there in order of arrival."""

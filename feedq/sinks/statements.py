@@ -69,11 +69,12 @@ WITH mine AS MATERIALIZED (
     FROM feedq_checkpoint AS c JOIN mine AS m ON m.feed_id = c.feed_id AND {EPOCH_MATCHES} AND {COMMIT_MATCHES}
     WHERE c.environment = %(environment)s
     ORDER BY c.feed_id
-    FOR NO KEY UPDATE OF c
+    FOR NO KEY UPDATE OF c SKIP LOCKED
 )
 SELECT feed_id, epoch FROM mine EXCEPT SELECT feed_id, epoch FROM locked
 """
 # Those that are not ours any more are few, and to read thousands of rows that say nothing costs the client a lot.
+# A row that somebody has locked is not waited for: it would hold up all the others.
 
 ADVANCE: Final = f"""
 UPDATE feedq_checkpoint AS c

@@ -70,8 +70,6 @@ class Column:
     """Whether it may change it, which putting a new row in the place of an old one takes."""
     remedy: str | None = None
     """What to do where its default takes numbers from a sequence that this session's role may not use."""
-    is_numbered: bool = False
-    """Whether the database gives NULL a number of its own."""
     own_type: Any = field(default=None, compare=False)
     """What the driver's library knows of the type."""
 

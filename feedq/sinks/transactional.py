@@ -42,9 +42,9 @@ from feedq.sinks.base import (
 )
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.checkpoints import LastCommit, decide, strangers
-from feedq.sinks.groupcommit import GroupCommit, GroupFailed, Groups, NextStep, RetryPlan, by_target
+from feedq.sinks.groupcommit import GroupCommit, GroupFailed, by_target
 from feedq.sinks.mapping import ColumnType
-from feedq.sinks.refusals import FailedAttempt, bisect
+from feedq.sinks.refusals import CONFLICTS_MAX, FailedAttempt, bisect
 from feedq.sinks.session import ErrorScope, SinkSession, parts
 from feedq.sinks.upkeep import change_checkpoint, checkpoints, dead_letters, drop, preview, replay
 
@@ -61,8 +61,6 @@ LOCK_POLL_S: Final = 0.02
 LOCKS_TRIED_MAX: Final = 40
 """Attempts in vain at feeds that are locked one after another: enough to find one among a thousand, and no fence
 waits without end."""
-ATTEMPTS_MAX: Final = 12
-"""At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 
 
@@ -108,27 +106,31 @@ class TransactionalSink(ABC):
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
         groups = by_target(writes)
-        retry_plan = RetryPlan(tuple(groups), briefly, around_locks=self.session_type.locks_all)
-        retry_plan.lock_uncertain = self._locked & groups.keys()
-        for _ in range(ATTEMPTS_MAX + len(groups)):
+        was_refused, conflicts = False, 0
+        while True:
             session, catalog = self._connect()
             try:
-                written = GroupCommit(session, catalog, retry_plan).run(groups)
-                self._learn(groups, written, retry_plan)
-                return written
+                return GroupCommit(
+                    session, catalog, briefly=briefly, locked=self._locked, was_refused=was_refused
+                ).run(groups)
             except GroupFailed as failed:
                 last = failed.error
                 session.rollback()
-                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
-                    step = NextStep.AGAIN if _died_idle(session) else NextStep.GIVE_UP
-                else:
-                    step = retry_plan.after(failed)
-                if step is NextStep.POSTPONE:
+                if session.is_broken or failed.scope is ErrorScope.UNAVAILABLE:
+                    if not _died_idle(session):
+                        break
+                elif failed.scope is ErrorScope.CONFLICT and conflicts < CONFLICTS_MAX:
+                    conflicts += 1
+                    if failed.changed is not None:
+                        catalog.forget(failed.changed)
+                elif failed.is_the_sinks:
+                    break
+                elif was_refused:
                     # What the catalog knows may be what is wrong: it is read anew.
                     self.close()
                     return _postponed(writes, f"the commit failed: {failed}")
-                if step is NextStep.GIVE_UP:
-                    break
+                else:
+                    was_refused = True
             except session.errors as error:
                 last = error
                 session.rollback()
@@ -248,13 +250,6 @@ class TransactionalSink(ABC):
                 self.close()
                 raise
         raise self._unavailable(last) from last
-
-    def _learn(self, groups: Groups, written: Written, retry_plan: RetryPlan) -> None:
-        """Remember what makes the next group commit quicker, and forget what does not any more."""
-        self._locked |= retry_plan.held.keys()
-        if self._locked:
-            landed = {target for target, ws in groups.items() if any(w.key in written.landed for w in ws)}
-            self._locked -= landed
 
     def _connect(self) -> tuple[SinkSession, Catalog]:
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
@@ -376,7 +371,8 @@ class Fencing:
             done = self._fence_together(part, self._session.brief_lock_timeout_s)
             return None if done else FailedAttempt("locked")
 
-        held |= {request.feed_id for request, _ in bisect(free, attempt, refusals_max=LOCKS_TRIED_MAX)}
+        locked, left = bisect(free, attempt, failures_max=LOCKS_TRIED_MAX)
+        held |= {request.feed_id for request in (*(request for request, _ in locked), *left)}
         return [request for request in requests if request.feed_id in held]
 
     def _blocked(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:

@@ -8,7 +8,7 @@ over each other's rows, or wait. Checkpoints and epochs play no part: no stream 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC
 from typing import Any
@@ -27,10 +27,10 @@ from feedq.sinks.base import (
     Replayed,
     SuspectRecord,
 )
-from feedq.sinks.catalog import Catalog, ReadyRecord, TargetPlan
+from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
 from feedq.sinks.copytext import UnreadableRecord
-from feedq.sinks.refusals import FailedAttempt, TargetBroken, TargetBusy, attempt, bisect
+from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetLanding
 from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
@@ -61,23 +61,17 @@ def dead_letters(
     return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
 
-def replay(session: SinkSession, plan: TargetPlan[Any], ids: Collection[int], judge: Judge) -> Replayed:
+def replay(session: SinkSession, plan: TargetPlan, ids: Collection[int], judge: Judge) -> Replayed:
     """Raises `InvalidInput` when the target cannot work, `SinkUnavailable` when the answer was lost."""
     session.begin_for_person()
-    records: dict[int, ReadyRecord] = {}
-    refused: dict[int, str] = {}
-    for letter in _lock(session, ids):
-        try:
-            records[letter.id] = plan.ready(SuspectRecord.of_dead_letter(letter, plan.target))
-        except UnreadableRecord as unreadable:
-            refused[letter.id] = str(unreadable)
-
-    def land(part: Sequence[int]) -> FailedAttempt | None:
-        return attempt(plan, lambda: plan.land_records([records[id_] for id_ in part]))
-
+    letters = _lock(session, ids)
+    records = [SuspectRecord.of_dead_letter(letter, plan.target) for letter in letters]
+    # Each has a batch of its own.
+    ids_by_batch = {id(suspect.batch): letter.id for suspect, letter in zip(records, letters, strict=True)}
     with _explained(session):
-        refused |= bisect(list(records), land)
-    landed = [id_ for id_ in records if id_ not in refused]
+        dead = TargetLanding(plan).land_records(records)
+    refused = {ids_by_batch[id(suspect.batch)]: error for suspect, error in dead}
+    landed = [letter.id for letter in letters if letter.id not in refused]
     _delete(session, landed)
     _keep(session, refused)
     judge()
@@ -118,15 +112,14 @@ def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Pr
         session.rollback()
 
 
-def _preview(plan: TargetPlan[Any], suspect: SuspectRecord, *, lands: bool) -> Preview:
+def _preview(plan: TargetPlan, suspect: SuspectRecord, *, lands: bool) -> Preview:
     columns: dict[str, str | None] = {}
     try:
         columns = plan.texts(suspect)
-        ready = plan.ready(suspect)
     except UnreadableRecord as unreadable:
         return Preview(suspect.record, columns, str(unreadable))
-    refusal = attempt(plan, lambda: plan.land_records([ready])) if lands else None
-    return Preview(suspect.record, columns, None if refusal is None else refusal.error)
+    dead = TargetLanding(plan).land_records([suspect]) if lands else []
+    return Preview(suspect.record, columns, dead[0][1] if dead else None)
 
 
 def _lock(session: SinkSession, ids: Collection[int]) -> list[DeadLetter]:

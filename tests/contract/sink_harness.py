@@ -134,10 +134,10 @@ class PostgresSinkHarness:
         sink, unknown, trap = self._lose(Fault.STRAND, writes)
         return sink, unknown, trap.release
 
-    def spoil(self, target: Target) -> bytes:
+    def spoil(self, target: Target, code: str = "45000") -> bytes:
         self.query(
             "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "IF NEW.payload::text = '\"odd\"' THEN RAISE 'how odd' USING ERRCODE = '45000'; END IF; "
+            f"IF NEW.payload::text = '\"odd\"' THEN RAISE 'how odd' USING ERRCODE = '{code}'; END IF; "
             f'RETURN NEW; END $$; CREATE TRIGGER spoil BEFORE INSERT ON "{target.table}" '
             "FOR EACH ROW EXECUTE FUNCTION spoil()"
         )

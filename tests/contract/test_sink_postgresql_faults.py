@@ -15,6 +15,7 @@ from feedq.sinks.base import Blocked, Fenced, Target, Written
 from tests.contract.sink_harness import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
+    RAW,
     PostgresSinkHarness,
     batch,
     empty_database,
@@ -167,6 +168,10 @@ def test_whatever_one_feed_raises_the_others_land_in_few_attempts(
     harness.proxy.seen.clear()
     written = sink.write([*others[:150], odd, *others[150:]], briefly=True)
     assert harness.proxy.seen["COPY"] < 60
+    if written.dead:
+        assert written == Written({w.key: 2 for w in [*others, odd]}, {odd.key: 1}, (), {})
+        assert harness.proxy.seen["BEGIN"] == 1
+        return
     # Who is not to blame, and was not found out so in time, comes again by itself.
     assert odd.key in written.postponed
     left = [one for one in others if one.key in written.postponed]
@@ -174,12 +179,39 @@ def test_whatever_one_feed_raises_the_others_land_in_few_attempts(
     alone = sink.write([odd])
     if code in ("53100", "40001"):
         assert "how odd" in alone.postponed[odd.key], "not the record's fault"
-    elif code == "42501":
-        assert "how odd" in alone.unusable[odd.key]
     else:
         assert (alone.landed, alone.dead) == ({odd.key: 2}, {odd.key: 1})
         assert code in alone.errors[odd.key]
     assert sum(harness.landed().values()) == 600 + alone.landed.get(odd.key, 0)
+
+
+@pytest.mark.parametrize("code", ["42501", "42P01", "0A000", "28000", "3F000", "55000", "57P01", "57P03"])
+@pytest.mark.parametrize("briefly", [True, False], ids=["with others", "apart"])
+def test_a_record_about_which_a_trigger_raises_what_tables_and_servers_raise_is_a_dead_letter(
+    harness: PostgresSinkHarness, code: str, briefly: bool
+) -> None:
+    sink = harness.sink(url=harness.proxy.url)
+    sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    odd = harness.spoil(RAW, code)
+    harness.proxy.seen.clear()
+    written = sink.write(
+        [write(1, 1, lines(b"1", odd, b"2", cursor="end")), write(2, 1, lines(b"1", cursor=1))],
+        briefly=briefly,
+    )
+    assert written == Written({(1, 1): 2, (2, 1): 1}, {(1, 1): 1}, (), {})
+    assert code in written.errors[1, 1]
+    assert (harness.proxy.seen["BEGIN"], harness.proxy.seen["COMMIT"]) == (1, 1)
+
+
+def test_a_trigger_that_refuses_every_record_as_a_table_does_stops_its_feed_and_makes_no_dead_letters(
+    harness: PostgresSinkHarness,
+) -> None:
+    harness.query(TROUBLED.format(failures=10**6, code="42501", when=""))
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    written = sink.write([write(1, 1, batch(*[b"1"] * 300, cursor=1))])
+    assert "trouble" in written.unusable[1, 1]
+    assert written.dead == {}
 
 
 def test_dead_letters_that_cannot_be_kept_are_their_feeds_trouble_alone(harness: PostgresSinkHarness) -> None:

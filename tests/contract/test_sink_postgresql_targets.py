@@ -18,7 +18,7 @@ from feedq.core.model import Feed, FeedSpec, Identity
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.settings import Settings
-from feedq.sinks.base import Fenced, FenceRequest, OnConflict, Target, Unusable
+from feedq.sinks.base import Fenced, FenceRequest, OnConflict, Target, Unusable, Written
 from feedq.sinks.mapping import ColumnType, sources_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.diagnosis.checks import Level
@@ -353,7 +353,7 @@ def test_a_permission_taken_away_stops_the_feed(harness: PostgresSinkHarness, lo
     assert f"GRANT INSERT ON public.orders TO {role}" in written.unusable[1, 1]
 
 
-def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_written(
+def test_a_trigger_that_fails_on_names_for_one_record_costs_that_record_only(
     harness: PostgresSinkHarness,
 ) -> None:
     harness.query(
@@ -371,11 +371,8 @@ def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_w
             write(3, 1, batch(b"1")),
         ]
     )
-    assert set(written.unusable) == {(1, 1), (2, 1)}
-    assert "no_such_function" in written.unusable[1, 1]
-    assert (written.landed, written.dead) == ({(3, 1): 1}, {})
-    assert harness.query("SELECT count(*) FROM orders") == [(0,)]
-    assert sink.dead_letters() == []
+    assert written == Written({(1, 1): 1, (2, 1): 0, (3, 1): 1}, {(1, 1): 1, (2, 1): 1}, (), {})
+    assert "no_such_function" in written.errors[2, 1]
 
 
 def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str) -> None:

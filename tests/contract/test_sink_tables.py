@@ -79,7 +79,7 @@ class TestSqliteTables(SinkTables):
         ("BOOLEAN", '"perhaps"', "column 'c': 'perhaps' is no boolean"),
         ("VARCHAR(5)", '"too long"', "'too long' has 8 characters, and the column takes 5"),
         ("DATETIME", '"yesterday-ish"', "is no ISO 8601 date and time"),
-        ("INT NOT NULL DEFAULT 5", "null", "null value in column 'c'"),
+        ("INT NOT NULL DEFAULT 5", "null", "NOT NULL constraint failed"),
         ("TEXT CHECK (c <> 'secret')", '"secret"', "CHECK constraint failed"),
     ]
 

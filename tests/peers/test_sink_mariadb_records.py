@@ -98,9 +98,9 @@ class TestMariaDbTables(SinkTables):
         ("varchar(9) character set latin1", '"日本"', "Incorrect string value"),
         ("json", "[" * 40 + "]" * 40, "CONSTRAINT"),
         ("text", '"\\ud800"', "surrogates not allowed"),
-        ("int not null", "null", "null value"),
-        ("int not null default 5", "null", "null value"),
-        ("timestamp not null", "null", "null value"),
+        ("int not null", "null", "cannot be null"),
+        ("int not null default 5", "null", "cannot be null"),
+        ("timestamp not null", "null", "cannot be null"),
     ]
 
     @pytest.fixture

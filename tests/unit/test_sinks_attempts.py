@@ -55,7 +55,8 @@ HINTS: dict[str, Callable[[int], int | None]] = {
 )
 def test_everything_but_the_bad_is_taken_once_and_in_order(size: int, bad: set[int], hint: str) -> None:
     table = Table(bad, HINTS[hint])
-    refused = bisect(range(size), table.attempt)
+    refused, left = bisect(range(size), table.attempt)
+    assert not left
     assert table.taken == [unit for unit in range(size) if unit not in bad]
     assert refused == [(unit, f"bad {unit}") for unit in range(size) if unit in bad]
 
@@ -75,6 +76,19 @@ def test_units_are_attempted_few_times_however_many_are_bad() -> None:
     bisect(range(100_000), table.attempt)
     assert len(table.taken) == 100_000 - 100
     assert table.attempted < 5 * 100_000
+
+
+def test_beyond_the_failures_that_are_allowed_the_rest_is_left() -> None:
+    table = Table({10, 20, 30}, HINTS["right"])
+    refused, left = bisect(range(100), table.attempt, failures_max=4)
+    assert [unit for unit, _ in refused] == [10, 20]
+    assert sorted([*table.taken, 10, 20, *left]) == list(range(100))
+
+
+def test_a_first_attempt_that_was_made_already_is_not_repeated() -> None:
+    table = Table({3}, HINTS["right"])
+    bisect(range(10), table.attempt, failed=FailedAttempt("bad 3", 3))
+    assert (table.taken, table.attempts) == ([0, 1, 2, 4, 5, 6, 7, 8, 9], 3)
 
 
 LOST, OTHER, LEFT = uuid4(), uuid4(), uuid4()

@@ -20,9 +20,10 @@ from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks import copyplan, copytext
 from feedq.sinks import statements as arrays
-from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.base import DeadRecord, FeedWrite, Target
 from feedq.sinks.checkpoints import cursor_text
-from feedq.sinks.copyplan import DefaultRows, encoded
+from feedq.sinks.copyplan import DefaultRows
+from feedq.sinks.copyplan import encoded as encoded_around
 from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
 from feedq.sinks.postgresql_session import driver_url
@@ -44,6 +45,15 @@ def rows_of(target: Target, *more: str) -> ColumnRows:
     names = [*more, *(source.column for source in target.columns)]
     types = {"j": "jsonb", "y": "bytea"}
     return ColumnRows(target, {name: column(types.get(name[0], "text")) for name in names})
+
+
+def encoded(rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]) -> list[bytes]:
+    """Rows of writes of which none is set aside."""
+    dead: list[DeadRecord] = []
+    rows_of_writes = list(encoded_around(rows, writes, dead, strict=False))
+    if dead:
+        raise UnreadableRecord(dead[0][1])
+    return rows_of_writes
 
 
 def of_records(records: Sequence[bytes], cursor: JSON = None) -> Batch:

@@ -2,20 +2,21 @@
 
 Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
 `feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
-sees it, which tells the usual reasons apart without a single attempt.
+sees it, which tells the usual reasons apart without a single attempt. A NULL is for the database to judge: a
+trigger may put something in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Column, MetaData, Table, insert
+from sqlalchemy import Column, MetaData, Table, false, insert, null, select
 
 from feedq.core.model import Batch
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
-from feedq.sinks.catalog import ReadyRecord, TargetPlan
+from feedq.sinks.catalog import TargetPlan
 from feedq.sinks.copytext import ColumnRows, UnreadableRecord, check, decode
 from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
 from feedq.sinks.sql.session import SqlSession
@@ -30,7 +31,7 @@ Reader = Callable[[bytes], Values]
 """Raises `UnreadableRecord`."""
 
 
-class InsertPlan(TargetPlan[list[ReadyRecord]]):
+class InsertPlan(TargetPlan):
     """A plan that inserts rows into one target."""
 
     session: SqlSession
@@ -44,11 +45,8 @@ class InsertPlan(TargetPlan[list[ReadyRecord]]):
             name: session.conversion(column.own_type, is_json=column.type == "json")
             for name, column in columns.items()
         }
-        self._required = frozenset(
-            name for name, column in columns.items() if column.not_null and not column.is_numbered
-        )
         self._rows = ColumnRows(target, shape.columns) if target.is_mapped else None
-        table = Table(
+        self._table = table = Table(
             shape.name,
             MetaData(),
             *(Column(name, self._conversions[name].bound) for name in names),
@@ -77,35 +75,8 @@ class InsertPlan(TargetPlan[list[ReadyRecord]]):
             "payload": record.decode(errors="backslashreplace"),
         }
 
-    def prepare(
-        self, writes: Sequence[FeedWrite], *, look_through: bool
-    ) -> tuple[Sequence[list[ReadyRecord]], list[DeadRecord]]:
-        prepared: list[list[ReadyRecord]] = []
-        dead: list[DeadRecord] = []
-        for write in writes:
-            ready: list[ReadyRecord] = []
-            for batch in write.batches:
-                read_record = self._reader(write, batch)
-                for record in batch.split():
-                    suspect = SuspectRecord(write, batch, record)
-                    try:
-                        ready.append(ReadyRecord(suspect, read_record(record)))
-                    except UnreadableRecord as unreadable:
-                        dead.append((suspect, str(unreadable)))
-            prepared.append(ready)
-        return prepared, dead
-
-    def count(self, prepared: list[ReadyRecord]) -> int:
-        return len(prepared)
-
-    def split(self, prepared: list[ReadyRecord]) -> tuple[list[ReadyRecord], list[DeadRecord]]:
-        return prepared, []
-
-    def ready(self, suspect: SuspectRecord) -> ReadyRecord:
-        return ReadyRecord(suspect, self._reader(suspect.write, suspect.batch)(suspect.record))
-
     def _reader(self, write: FeedWrite, batch: Batch) -> Reader:
-        """What turns a record of this batch into a row. Raises `UnreadableRecord`, then and now."""
+        """What turns a record of this batch into a row, or raises `UnreadableRecord`."""
         if self._rows is not None:
             return lambda record: self._values(self.texts(SuspectRecord(write, batch, record)))
         texts = self.texts(SuspectRecord(write, batch, b""))
@@ -123,22 +94,35 @@ class InsertPlan(TargetPlan[list[ReadyRecord]]):
                     values[name] = self._conversions[name].convert(text)
                 except UnreadableRecord as unfit:
                     raise Unfit(f"column {name!r}: {unfit}") from None
-            elif name in self._required:
-                raise Unfit(f"null value in column {name!r}, which is NOT NULL")
             else:
                 values[name] = None
         return values
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def land(self, prepared: Sequence[list[ReadyRecord]]) -> None:
-        self.land_records([ready for records in prepared for ready in records])
-
-    def land_records(self, records: Sequence[ReadyRecord]) -> None:
+    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
+        dead: list[DeadRecord] = []
         self._done = 0
-        for part in _parts(records):
-            self.session.execute(self._insert, [ready.values or {} for ready in part])
+        for part in _parts(self._rows_of(writes, dead)):
+            self.session.execute(self._insert, part)
             self._done += len(part)
+        return dead
+
+    def land_nothing(self) -> None:
+        none = select(*[null().label(name) for name in self._names]).where(false())
+        self.session.execute(self._table.insert().from_select(list(self._names), none))
+
+    def _rows_of(self, writes: Sequence[FeedWrite], dead: list[DeadRecord]) -> Iterator[tuple[Values, int]]:
+        """The rows, each with the size of its record. Records that cannot be converted go to ``dead``."""
+        for write in writes:
+            for batch in write.batches:
+                read_record: Reader | None = None
+                for record in batch.split():
+                    try:
+                        read_record = read_record or self._reader(write, batch)
+                        yield read_record(record), len(record)
+                    except UnreadableRecord as unreadable:
+                        dead.append((SuspectRecord(write, batch, record), str(unreadable)))
 
     def row_of(self, error: Any) -> int | None:
         row = self.session.row_of(error)
@@ -156,13 +140,15 @@ def _default_reader(same: Values, record_format: RecordFormat, convert: Convert)
     return read_record
 
 
-def _parts(rows: Sequence[ReadyRecord]) -> Iterator[Sequence[ReadyRecord]]:
+def _parts(rows: Iterable[tuple[Values, int]]) -> Iterator[list[Values]]:
     """Some rows at a time, never none, in order."""
-    start = size = 0
-    for at, row in enumerate(rows):
-        if at > start and (at - start >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE):
-            yield rows[start:at]
-            start, size = at, 0
-        size += len(row.suspect.record)
-    if start < len(rows):
-        yield rows[start:]
+    part: list[Values] = []
+    size = 0
+    for row, row_size in rows:
+        if part and (len(part) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += row_size
+    if part:
+        yield part

@@ -93,6 +93,8 @@ class MySqlSession(SqlSession):
 
     driver = "pymysql"
     upserts_by_key = False
+    # A deadlock ends the transaction; a lock that is waited for in vain ends the statement only.
+    undoable = frozenset(ErrorScope) - {ErrorScope.CONFLICT, ErrorScope.UNAVAILABLE}
 
     # -- sessions ------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class SqlSession(SinkSession):
         for part in parts(sorted(write.key for write in writes)):
             # The ids find the rows by the key, and the pairs leave a successor's rows alone.
             pairs = tuple_(c.feed_id, c.epoch).in_(part)
-            rows = self.execute(self.locking([feed_id for feed_id, _ in part]).where(pairs))
+            rows = self.execute(self.locking([feed_id for feed_id, _ in part], skip_locked=True).where(pairs))
             found |= {(row.feed_id, row.epoch): row.commit_id for row in rows}
         self.has_begun = True
         return {

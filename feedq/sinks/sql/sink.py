@@ -131,7 +131,7 @@ class SqlCatalog(Catalog):
     def make_plan(self, target: Target, shape: TableShape) -> InsertPlan:
         return InsertPlan(self._session, target, shape)
 
-    def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
+    def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
         # Not every database makes tables in a transaction: records are only read and converted.
         table = made_table(target)
         dialect = self._session.connection.dialect
@@ -189,7 +189,6 @@ class SqlCatalog(Catalog):
                 column["type"],
                 is_json=column["name"] in json_columns,
                 not_null=not column["nullable"],
-                is_numbered=is_numbered,
                 has_default=column.get("default") is not None or is_numbered,
                 generated="computed" in column or bool(column.get("identity", {}).get("always")),
             )
@@ -237,7 +236,6 @@ def _column(
     *,
     not_null: bool,
     is_json: bool = False,
-    is_numbered: bool = False,
     has_default: bool = False,
     generated: bool = False,
 ) -> Column:
@@ -253,7 +251,6 @@ def _column(
         not_null=not_null,
         has_default=has_default,
         generated=generated,
-        is_numbered=is_numbered,
         own_type=column_type,
     )
 
