@@ -55,7 +55,7 @@ BRACKETS: Final = b'{"seq":1,"a":[' + b"[]," * ((MEBIBYTE - 100) // 3) + b"[]]}"
 NOISE: Final = Random(17).randbytes(MEBIBYTE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attack:
     """One source, and what a feed that reads it must end with."""
 
