@@ -19,7 +19,6 @@ from feedq.control.store.channels import worker_channel
 from feedq.core.model import NewWorker, Worker
 from feedq.core.schedule.model import Run, RunState, Schedule
 from feedq.core.schedule.spec import ScheduleSpec
-from tests.cluster import wait_until
 from tests.contract.harness import TTL_S, Harness
 from tests.schedules import Keys, schedule_spec
 
@@ -40,10 +39,6 @@ class JobsHarness(Harness):
         ((now,),) = self.execute("SELECT feedq.clock()")
         assert isinstance(now, datetime)
         return now
-
-    def keep_within_a_minute(self) -> None:
-        """Return at a moment that is followed by five seconds of the same minute at least."""
-        wait_until(lambda: self.now().second <= 54, limit_s=30, what="the next minute begins")
 
     def elapse(self, seconds: float) -> None:
         """Everything happened so much earlier, runs' ticks and their keys included.

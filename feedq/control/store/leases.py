@@ -26,8 +26,6 @@ from feedq.core.model import (
     JSON,
     Claim,
     FeedKey,
-    LeaseState,
-    Loss,
     Progress,
     Reason,
     Release,
@@ -36,13 +34,10 @@ from feedq.core.model import (
     StopRequest,
     WorkerState,
 )
-from feedq.core.placement.base import Transfer
 from feedq.core.values import SAID_CHARS_MAX, storable
 
 CURSOR_CHARS_MAX = 500
 BIGINT_MAX = 2**63 - 1
-OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
-"""States of a lease that somebody has."""
 _SAID = ("error", "dead_letter_error", "sink_error", "event_fault")
 """Fields that hold what a source or a sink said."""
 
@@ -90,7 +85,9 @@ class Leases(Aggregate):
         keys = call(c, "release", list[FeedKey], owner=worker_id, releases=given, hold_s=self._restart_hold_s)
         for r in releases:
             if r.blame is not None and r.key in keys:
-                blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
+                said = storable(f"{r.blame.cause}: {r.blame.said}")
+                blamed = {"feed": r.feed_id, "session": worker_id, "is_certain": r.blame.is_certain}
+                call(c, "blame", bool, **blamed, said=said)
         return keys
 
     @in_statement
@@ -174,23 +171,6 @@ class Leases(Aggregate):
             c, "raise_epoch", list[FeedKey], owner=worker_id, feed=key[0], epoch=key[1], above=above
         )
         return raised[0] if raised else None
-
-
-def free_leases(
-    c: Connection, worker_ids: list[UUID], *, reason: Reason, states: tuple[LeaseState, ...] = OWNED
-) -> int:
-    """Make idle what these workers hold in these states; the next owner gets another epoch."""
-    return call(c, "free", int, owners=worker_ids, states=[s.value for s in states], because=reason.value)
-
-
-def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
-    """Ask owners to let go of feeds, each of which has a place already. Returns how many were asked."""
-    return call(c, "transfer", int, transfers=document(transfers), stop_within_s=stop_within_s)
-
-
-def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
-    """Hold a loss against a feed."""
-    call(c, "blame", bool, feed=feed_id, session=worker_id, is_certain=loss.is_certain, said=storable(said))
 
 
 def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:

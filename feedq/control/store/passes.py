@@ -32,7 +32,7 @@ from feedq.control.store.feed_rows import (
     avoided_from,
     selector_from,
 )
-from feedq.control.store.leases import BIGINT_MAX, transfer
+from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, OutageGrace
 from feedq.core.model import Feed, Lease, Worker
@@ -228,7 +228,7 @@ class ReconcilePass(PassAssignments):
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
         """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were
         asked."""
-        return transfer(self._c, transfers, stop_within_s=stop_within_s)
+        return call(self._c, "transfer", int, transfers=document(transfers), stop_within_s=stop_within_s)
 
     # -- the sweep -----------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from uuid import UUID
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction, storable_json
 from feedq.control.store.feed_rows import read_documents
-from feedq.control.store.leases import free_leases
 from feedq.control.store.protocol import ask, call, document, read
 from feedq.core.authorship import signed
 from feedq.core.model import (
@@ -71,7 +70,8 @@ class Workers(Aggregate):
     def _free_unclaimed(self, c: Connection, worker_id: UUID, *, reason: Reason) -> None:
         """Free what the worker has not claimed: nobody streams it yet, so it may go elsewhere at once; a claim
         that races waits for the row and finds it idle."""
-        free_leases(c, [worker_id], states=(LeaseState.ASSIGNED,), reason=reason)
+        unclaimed = [LeaseState.ASSIGNED.value]
+        call(c, "free", int, owners=[worker_id], states=unclaimed, because=reason.value)
         wake_reconcile(c)
 
     @in_statement
