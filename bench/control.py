@@ -234,7 +234,7 @@ def _claim_all(store: PostgresStore, session: Any, ids: Sequence[Any]) -> float:
                 claimed += len(page)
         rate = claimed / (time.monotonic() - began)
         cursor.execute(
-            "UPDATE feedq.lease SET state = 'running', reason = NULL, generation = 1, "
+            "UPDATE feedq.lease SET state = 'running', reason = NULL, due_at = NULL, generation = 1, "
             "running_since = clock_timestamp() WHERE state = 'assigned'"
         )
         # Autovacuum does this within a minute of such a change.

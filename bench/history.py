@@ -24,7 +24,7 @@ MINUTES: Final = 64
 """So many that the oldest are deleted."""
 ROUNDS: Final = 20
 _LAND: Final = """
-    UPDATE feedq.lease SET records_total = records_total + (random() * 60000)::bigint,
+    UPDATE feedq.progress SET records_total = records_total + (random() * 60000)::bigint,
         last_record_at = clock_timestamp() - random() * interval '1 minute'
 """
 # Never in the same second of a minute as before: one row would meet another on its way.
@@ -66,11 +66,11 @@ def kept_minutes(url: str, store: PostgresStore) -> list[float]:
     taken = []
     with closing(psycopg2.connect(url)) as connection, connection.cursor() as cursor:
         connection.autocommit = True
-        cursor.execute("VACUUM ANALYZE feedq.feed, feedq.lease")
+        cursor.execute("VACUUM ANALYZE feedq.feed, feedq.progress")
         for minute in range(MINUTES):
             if minute % 8 == 0:
                 cursor.execute(_LAND)
-                cursor.execute("VACUUM feedq.lease")
+                cursor.execute("VACUUM feedq.progress")
             cursor.execute(_LATER, (20 + 20 * random.random(),))
             taken.append(_timed(store.landed.count))
         cursor.execute("VACUUM ANALYZE feedq.landed_count")

@@ -338,8 +338,9 @@ class Cluster:
         rows = self.sql(
             """
             SELECT f.name AS feed, f.id AS feed_id, l.epoch, l.state, l.reason, w.name AS worker,
-                   l.worker_id::text, l.connected, l.last_error, l.records_total, l.dead_letters_total
-            FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+                   l.worker_id::text, p.connected AND p.epoch = l.epoch AS connected, p.last_error,
+                   p.records_total, p.dead_letters_total
+            FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id JOIN feedq.progress p ON p.feed_id = f.id
             LEFT JOIN feedq.worker w ON w.id = l.worker_id
             WHERE f.removed_at IS NULL
             """

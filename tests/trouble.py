@@ -244,7 +244,7 @@ class Troubled:
 
     def lease(self, case: Case) -> dict[str, Any]:
         (found,) = self.cluster.sql(
-            "SELECT l.* FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id WHERE f.name = %s",
+            "SELECT p.* FROM feedq.progress p JOIN feedq.feed f ON f.id = p.feed_id WHERE f.name = %s",
             (case.table,),
         )
         return found

@@ -39,7 +39,7 @@ PLACEMENTS_PER_PASS = 10_000
 """New feeds that a pass takes in, and feeds that it places: after a cold start or the loss of many workers it
 keeps its rows locked for a second at most."""
 SWEEP_INTERVAL_S = 60.0
-"""How often everything is compared: what was lost, or edited by hand without a trace, is mended within this."""
+"""How often history is trimmed and feeds are weighed anew."""
 MOVABLE_PER_PASS = 20_000
 """Bounds the feeds that a pass chooses from when it moves some; they are shared evenly by the workers that
 give."""
@@ -50,7 +50,7 @@ TURNS = 4
 """How often within the time that feeds avoid a worker it is asked whether that is over."""
 CALM_FEEDS = 1.5
 """How many feeds more or less than its even part a worker may have while the same workers are there."""
-COUNTS = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
+COUNTS = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves")
 """The counts of a pass, in a report."""
 
 logger = log(__name__)
@@ -68,7 +68,6 @@ class PassReport:
     """Leases whose owner was asked to release them and has not in time."""
     moves: int = 0
     """Running feeds whose owner was asked to hand them over to another worker."""
-    repaired: int = 0
     assignments: tuple[Assignment, ...] = ()
     unplaced: dict[Reason, int] = field(default_factory=dict)
     more: bool = False
@@ -118,7 +117,6 @@ def reconcile(
             edits=report.edits,
             overdue=report.overdue,
             moves=report.moves,
-            repaired=report.repaired,
             unplaced=sum(report.unplaced.values()),
             ms=round(1000 * (perf_counter() - started), 1),
         )
@@ -181,12 +179,12 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
             return report
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=SWEEP_INTERVAL_S):
-            report.repaired = p.sweep()
+            p.sweep()
         report.reaped = p.reap()
         p.end_backfills()
         _separate_quarantined(p, stop_within_s=stop_within_s)
         _apply_edits(p, report, stop_within_s=stop_within_s)
-        silent = p.overdue(timeout_s=limits.DISPATCH_TIMEOUT_S)
+        silent = p.overdue()
         report.overdue = len(silent)
         place_waiting_feeds(
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS

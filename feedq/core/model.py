@@ -353,7 +353,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The heartbeat row of a feed: who has it, under which epoch, and how it fares."""
+    """The lease of a feed: who has it, under which epoch until when; and its progress, as its owners report it."""
 
     feed_id: int
     epoch: int = 0
@@ -362,46 +362,20 @@ class Lease:
     worker_id: UUID | None = None
     generation: int = 0
     """Generation of the feed that the running stream was started with."""
-    assigned_at: datetime | None = None
     running_since: datetime | None = None
-    retry_at: datetime | None = None
-    attempts: int = 0
-    last_error: str | None = None
-    last_error_at: datetime | None = None
-    connected: bool = False
-    stalled: bool = False
-    records_total: int = 0
-    bytes_total: int = 0
-    dead_letters_total: int = 0
-    dead_letters: int = 0
-    """Those of them that are still there: neither replayed nor dropped."""
-    last_record_at: datetime | None = None
-    cursor: JSON = None
+    due_at: datetime | None = None
+    """While it is idle, not to be placed before; while assigned, to be claimed by then; while stopping, to be
+    released by then."""
+    weight: float = 1.0  # at the worker that has it
     promised_to: UUID | None = None
     """The worker that it goes to when its owner has released it."""
     moved_at: datetime | None = None
     """When its owner was asked to hand it over, until it is connected at another."""
-    stop_by: datetime | None = None
-    """When the owner that was asked to release it is no longer waited for."""
     held_for: str | None = None
-    """Name of the worker whose successor may have it before anybody else, until `retry_at`."""
-    weight: float = 1.0  # at the worker that has it
-    rows_per_s: float = 0.0
-    """Rows landed, smoothed over half a minute or so, as of `reported_at`."""
-    bytes_per_s: float = 0.0
-    reported_at: datetime | None = None
-    failures: int = 0
-    """In a row, since the feed last landed a record."""
+    """Name of the worker whose successor may have it before anybody else, until `due_at`."""
     avoid: Mapping[str, datetime] = field(default_factory=dict)
     """Names of the workers on which it failed, each with the time when it last did, the latest last. Emptied by an
     edit, and when it lands records on one of them: then the workers were not to blame."""
-    dead_per_s: float = 0.0
-    """Dead letters, smoothed as `rows_per_s` is."""
-    dead_letter_error: str | None = None
-    """Why the latest dead letter was refused."""
-    dead_letter_at: datetime | None = None
-    sink_error: str | None = None
-    """Why the owner cannot write to the sink just now; None when it can."""
     blamed: int = 0
     """Workers that were lost to this feed."""
     blamed_at: datetime | None = None
@@ -411,10 +385,36 @@ class Lease:
     lost_worker: UUID | None = None
     """The worker that was lost while it held this feed, the last one."""
     lost_at: datetime | None = None
+
+    connected: bool = False
+    stalled: bool = False
+    attempts: int = 0
+    failures: int = 0
+    """In a row, since the feed last landed a record."""
+    records_total: int = 0
+    bytes_total: int = 0
+    dead_letters_total: int = 0
+    dead_letters: int = 0
+    """Those of them that are still there: neither replayed nor dropped."""
+    rows_per_s: float = 0.0
+    """Rows landed, smoothed over half a minute or so, as of `reported_at`."""
+    bytes_per_s: float = 0.0
+    dead_per_s: float = 0.0
+    """Dead letters, smoothed as `rows_per_s` is."""
+    reported_at: datetime | None = None
+    last_record_at: datetime | None = None
+    dead_letter_at: datetime | None = None
+    last_error_at: datetime | None = None
     event_at: datetime | None = None
     """The event time of the newest record; None where no `max_event_lag` is expected."""
+    last_error: str | None = None
+    dead_letter_error: str | None = None
+    """Why the latest dead letter was refused."""
+    sink_error: str | None = None
+    """Why the owner cannot write to the sink just now; None when it can."""
     event_fault: str | None = None
-    """Why the last record has none."""
+    """Why the last record has no event time."""
+    cursor: JSON = None
     noticed: Mapping[str, str] | None = None
     """What was noticed of its source and its records since it was edited: see `feedq.core.notices`."""
 
@@ -693,6 +693,9 @@ class Progress(Keyed):
     """Why the last record has none."""
     noticed: Mapping[str, str] | None = None
     """What was noticed since the last report."""
+    rows_per_s: float = 0.0  # smoothed, as the two below: see `feedq.core.lease.smoothed`
+    bytes_per_s: float = 0.0
+    dead_per_s: float = 0.0
 
     def after(self, unheard: Progress) -> Progress:
         """This report together with an earlier one of the same lease that was not taken in."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from feedq.core.authorship import BY
-from feedq.core.model import JSON, Event, FeedView, Lease, WorkerView
+from feedq.core.model import JSON, Event, FeedView, Lease, LeaseState, WorkerView
 from feedq.core.notices import notice_sentences
 from feedq.core.passwords import mask_url, masked
 from feedq.core.schedule.model import RunState
@@ -27,6 +27,12 @@ CHANGES = "changes"
 MASK = "***"
 LEASE_TEXTS = ("dead_letter_error", "last_error", "sink_error", "blame", "event_fault")
 """What a lease has of others' words."""
+DUE = {
+    LeaseState.IDLE: "retry at",
+    LeaseState.ASSIGNED: "to be claimed by",
+    LeaseState.STOPPING: "to let go by",
+}
+"""What the deadline of a lease means."""
 Fact = tuple[str, str | None]
 """A name and what stands beside it; nothing does where there is no value, and then it is not shown."""
 
@@ -83,13 +89,11 @@ def feed_lines(found: FeedDocument, *, now: datetime) -> list[Fact]:
         ),
         ("sink error", _said(lease.sink_error)),
         ("quarantined", _blamed(lease, now)),
-        ("retry at", _moment(lease.retry_at, now)),
         ("worker", view.worker),
         ("goes on to", goes_to),
-        ("to let go by", _moment(lease.stop_by, now)),
+        (DUE.get(lease.state, ""), _moment(lease.due_at, now)),
         ("kept for a successor of", lease.held_for),
         ("epoch", str(lease.epoch)),
-        ("assigned", _moment(lease.assigned_at, now)),
         ("running since", _moment(lease.running_since, now)),
         ("records", f"{lease.records_total:,} ({size(lease.bytes_total)})"),
         ("landing", f"{lease.rows_per_s:,.1f} rows/s, {size(lease.bytes_per_s)}/s"),

@@ -9,8 +9,9 @@ News of many feeds are gathered for a moment, so that a thousand feeds that star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from time import monotonic
 from uuid import UUID
@@ -75,8 +76,9 @@ class FeedProgress:
         self._landed = 0
         """What had landed when that was last reported."""
         self._reported = (0, 0, 0)
-        self._counted_at = self._refused_at = float("-inf")
-        self._rows_per_s = self._dead_per_s = 0.0
+        self._counted_at, self._refused_at = clock.monotonic(), float("-inf")
+        self._per_s = (0.0, 0.0, 0.0)
+        """Rows, bytes and dead letters a second, smoothed."""
 
     def look_for_landed(self) -> None:
         """Clear the count of failures if a record has landed."""
@@ -110,7 +112,7 @@ class FeedProgress:
         before, self._reported = self._reported, now
         error, self.error = self.error, None
         rewind, self.rewind = self.rewind, None
-        self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
+        self._measure(before, now)
         sink_error, dead_error = self._find_sink_error(), None
         if sink_error != self._sink_error:
             error, self._sink_error = error or sink_error, sink_error
@@ -140,6 +142,7 @@ class FeedProgress:
             has_event_times=self.has_event_times,
             event_at=event_time.at,
             event_fault=None if event_time.fault is None else self._masked(event_time.fault),
+            **dict(zip(("rows_per_s", "bytes_per_s", "dead_per_s"), self._per_s, strict=True)),
         )
 
     def _find_sink_error(self) -> str | None:
@@ -149,15 +152,19 @@ class FeedProgress:
             trouble = self._sinks.trouble(self.sink)
         return None if trouble is None else self._masked(trouble)
 
-    def _measure(self, *, rows: int, dead: int) -> None:
-        """Take in what has landed and what was refused since the last report, as the database does."""
-        now, is_first = self._clock.monotonic(), self._counted_at < 0
-        elapsed_s = 0.0 if is_first else now - self._counted_at
-        self._rows_per_s = smoothed(self._rows_per_s, count=rows, elapsed_s=elapsed_s, is_first=is_first)
-        self._dead_per_s = smoothed(self._dead_per_s, count=dead, elapsed_s=elapsed_s, is_first=is_first)
-        self._counted_at = now
-        if dead:
-            self._refused_at = now
+    def _measure(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Take in what has landed and what was refused since the last report."""
+        at = self._clock.monotonic()
+        # As long as nothing has come there is no rate to go on from.
+        take_in = partial(smoothed, elapsed_s=at - self._counted_at, is_first=not any(before))
+        rows, bytes_, dead = (
+            take_in(rate, count=after - then)
+            for rate, then, after in zip(self._per_s, before, now, strict=True)
+        )
+        self._per_s = (rows, bytes_, dead)
+        self._counted_at = at
+        if now[2] > before[2]:
+            self._refused_at = at
 
     @property
     def unwritten_s(self) -> float:
@@ -178,8 +185,8 @@ class FeedProgress:
             stalled=self.stalled,
             attempts=self._retries.attempts,
             failures=self._retries.failures,
-            rows_per_s=self._rows_per_s,
-            dead_per_s=self._dead_per_s,
+            rows_per_s=self._per_s[0],
+            dead_per_s=self._per_s[2],
             dead_letter_at=None if ago is None else clock.now() - ago,
             quarantined=self._quarantined,
             sink_error=self._sink_error,

@@ -22,7 +22,7 @@ LIMIT_S = 90.0
 UNSETTLED = """
     SELECT f.name, 'unmet ' || u.kind AS what FROM feedq.unmet u JOIN feedq.feed f ON f.id = u.feed_id
     UNION ALL
-    SELECT f.name, 'nothing lands' FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+    SELECT f.name, 'nothing lands' FROM feedq.progress l JOIN feedq.feed f ON f.id = l.feed_id
     WHERE l.last_record_at < clock_timestamp() - interval '5 s'
     UNION ALL
     SELECT feed, 'not told' FROM feedq.alert WHERE id > (SELECT max(sent_to) FROM feedq.alert_target)

@@ -93,7 +93,7 @@ def test_a_dead_workers_feeds_go_on_elsewhere_though_one_is_locked(stage: Stage,
 
 def reported_at(stage: Stage, feeds: list[str]) -> dict[str, Any]:
     rows = stage.cluster.sql(
-        "SELECT name, reported_at FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id WHERE name = ANY(%s)",
+        "SELECT name, reported_at FROM feedq.feed JOIN feedq.progress ON feed_id = id WHERE name = ANY(%s)",
         (feeds,),
     )
     return {row["name"]: row["reported_at"] for row in rows}

@@ -47,7 +47,7 @@ def populate(harness: JobsHarness, endpoint: Endpoint, sink_url: str) -> None:
     filling = made.spec.model_copy(update={"name": f"{FILLING}~backfill", "initial_cursor": 1})
     harness.store.backfills.begin(made, filling, FeedBackfill(made.id, 1, 5))
     harness.feed(THEIRS, tenant="beta")
-    harness.execute('UPDATE feedq.lease SET noticed = \'{"field:price": "numeric"}\'')
+    harness.execute('UPDATE feedq.progress SET noticed = \'{"field:price": "numeric"}\'')
     harness.store.feeds.set_target(PAUSED, TargetState.PAUSED)
     harness.schedules.pause(PAUSED)
     harness.schedules.trigger("nightly")

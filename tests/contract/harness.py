@@ -100,6 +100,10 @@ WAIT_FOR_ROWS_S = 10.0
 """Longer than any test holds a row that another statement is to wait for, on a busy machine."""
 
 
+WAITING = ("claim", "release", "report", "free", "dirty", "lock_workers")
+"""The functions that wait for rows for only so long."""
+
+
 class Harness:
     """A store on a migrated database, which it empties first, swept just now.
 
@@ -150,7 +154,7 @@ class Harness:
 
     def wait_for_rows(self, seconds: float) -> None:
         """Say for how long a statement waits for rows that somebody has locked, before it goes on without them."""
-        for function in ("lock_leases(bigint[])", "lock_workers(uuid[])"):
+        for function in WAITING:
             self.execute(f"ALTER FUNCTION feedq_1.{function} SET lock_timeout = '{1000 * seconds:.0f}ms'")
 
     def make_sweep_due(self) -> None:
@@ -229,7 +233,8 @@ class Harness:
             election.close()
 
     def rows_read_by(self, work: Callable[[], object], *, entries: bool = False) -> int:
-        """Rows of feeds, leases, schedules and runs that this reads; with their index entries if they count."""
+        """Rows of feeds with leases and progress, schedules and runs that this reads; with their index entries if
+        they count."""
         before = self._rows_read(entries=entries)
         work()
         return self._rows_read(entries=entries) - before
@@ -247,7 +252,7 @@ class Harness:
             SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0) + CASE WHEN %s THEN (
                 SELECT coalesce(sum(idx_tup_read), 0) FROM pg_stat_user_indexes i WHERE i.relid = t.relid
             ) ELSE 0 END)::bigint FROM pg_stat_user_tables t
-            WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease', 'schedule', 'run')
+            WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease', 'progress', 'schedule', 'run')
             """,
             entries,
         )

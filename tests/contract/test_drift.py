@@ -72,10 +72,9 @@ def test_the_api_adds_columns_for_an_operator_of_the_tenant(stage: Stage) -> Non
         FeedSpec(name="a", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink=sink, tenant="acme")
     )
     harness.execute(
-        "INSERT INTO feedq.lease (feed_id, noticed) VALUES (%s, %s) "
-        "ON CONFLICT (feed_id) DO UPDATE SET noticed = excluded.noticed",
-        feed.id,
+        "UPDATE feedq.progress SET noticed = %s WHERE feed_id = %s",
         json.dumps({"field:price": "numeric", "field:done": "text, added", "csv_header": "no"}),
+        feed.id,
     )
     endpoint = Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
     token = harness.store.tokens.add("t", AccessRole.OPERATOR, tenant="acme", lasts_s=60)

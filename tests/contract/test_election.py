@@ -204,7 +204,7 @@ def test_a_look_says_when_the_next_thing_falls_due(harness: Harness, elected: El
     assert 490 < due_in_s <= 500
     feed = harness.feed()
     harness.execute(
-        "UPDATE feedq.lease SET retry_at = clock_timestamp() + interval '100 s' WHERE feed_id = %s", feed.id
+        "UPDATE feedq.lease SET due_at = clock_timestamp() + interval '100 s' WHERE feed_id = %s", feed.id
     )
     due_in_s = elected.check_liveness().due_in_s
     assert due_in_s is not None

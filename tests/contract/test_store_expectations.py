@@ -30,7 +30,7 @@ class Bench:
     def land(self, feed: Feed, rows: int, *, dead: int = 0) -> None:
         """As its worker would report it."""
         self.harness.execute(
-            "UPDATE feedq.lease SET records_total = records_total + %s, "
+            "UPDATE feedq.progress SET records_total = records_total + %s, "
             "dead_letters_total = dead_letters_total + %s, last_record_at = clock_timestamp() WHERE feed_id = %s",
             rows,
             dead,

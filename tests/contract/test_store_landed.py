@@ -24,7 +24,7 @@ def early_in_a_minute(harness: Harness) -> None:
 def land(harness: Harness, feed: Feed, rows: int, *, dead: int = 0) -> None:
     """As its worker would report it."""
     harness.execute(
-        "UPDATE feedq.lease SET records_total = records_total + %s, "
+        "UPDATE feedq.progress SET records_total = records_total + %s, "
         "dead_letters_total = dead_letters_total + %s, "
         "last_record_at = CASE WHEN %s > 0 THEN clock_timestamp() ELSE last_record_at END WHERE feed_id = %s",
         rows,
@@ -119,7 +119,7 @@ def test_a_beat_that_ends_before_it_commits_has_counted_nothing(harness: Harness
 def test_a_feed_that_is_declared_anew_begins_anew(harness: Harness) -> None:
     feed = harness.feed()
     pass_minutes(harness, feed, 1, rows=10)
-    harness.execute("UPDATE feedq.lease SET records_total = 3")
+    harness.execute("UPDATE feedq.progress SET records_total = 3")
     harness.store.landed.count()
     assert known(harness, feed) == [3]
     harness.store.feeds.remove(feed.name)

@@ -109,16 +109,21 @@ def declare(url: str, harness: Harness, chosen: Sequence[Any]) -> None:
                 INSERT INTO feedq.feed (name, tenant, connector, source, sink, target_state, removed_at)
                 SELECT name, tenant, 'tcp', '{}', '{}', target, CASE WHEN removed THEN now() END
                 FROM given ORDER BY n RETURNING id, name
+            ),
+            l AS (
+                INSERT INTO feedq.lease (feed_id, due_at, state, reason, worker_id, quarantined, epoch,
+                    running_since, blame)
+                SELECT f.id, CASE state WHEN 'stopping' THEN now() END, state, reason,
+                    CAST(worker_id AS uuid), quarantined, epoch, now() + make_interval(secs => epoch - 2),
+                    'w9 died'
+                FROM f JOIN given USING (name)
             )
-            INSERT INTO feedq.lease (feed_id, stop_by, state, reason, worker_id, connected, stalled, attempts,
-                failures, sink_error, quarantined, dead_per_s, rows_per_s, dead_letter_at, records_total, epoch,
-                last_record_at, last_error, last_error_at, running_since, dead_letter_error, blame)
-            SELECT f.id, CASE state WHEN 'stopping' THEN now() END, state, reason, CAST(worker_id AS uuid),
-                connected, stalled, attempts, failures,
-                CAST(sink_error AS text), quarantined, dead_per_s, rows_per_s,
-                now() - make_interval(secs => CAST(refused_s AS float8)), records, epoch,
-                CASE WHEN connected THEN now() END, 'no answer', now(),
-                now() + make_interval(secs => epoch - 2), 'too long', 'w9 died'
+            INSERT INTO feedq.progress (feed_id, connected, stalled, attempts, failures, sink_error, dead_per_s,
+                rows_per_s, dead_letter_at, records_total, epoch, last_record_at, last_error, last_error_at,
+                dead_letter_error)
+            SELECT f.id, connected, stalled, attempts, failures, CAST(sink_error AS text), dead_per_s,
+                rows_per_s, now() - make_interval(secs => CAST(refused_s AS float8)), records, epoch,
+                CASE WHEN connected THEN now() END, 'no answer', now(), 'too long'
             FROM f JOIN given USING (name)
             """,
             rows,
@@ -191,7 +196,7 @@ def test_pages_follow_each_other_in_any_order_and_direction(
     everything: Harness, listing: FeedListing
 ) -> None:
     everything.execute(
-        "UPDATE feedq.lease SET event_at = now() - make_interval(secs => epoch) WHERE epoch > 1"
+        "UPDATE feedq.progress SET event_at = now() - make_interval(secs => epoch) WHERE epoch > 1"
     )
     views = everything.store.feeds.views()
     for order, reverse in product(SelectionOrder, (False, True)):
@@ -233,7 +238,7 @@ def test_a_search_is_plain_text(harness: Harness, listing: FeedListing, search: 
 def test_a_text_is_found_in_the_same_feeds_where_few_show_it_and_where_many_do(
     everything: Harness, listing: FeedListing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything.execute("UPDATE feedq.lease SET last_error = 'No Route to host' WHERE epoch = 3")
+    everything.execute("UPDATE feedq.progress SET last_error = 'No Route to host' WHERE epoch = 3")
     for text in ("feed-0001", "TENANT-1", "moves@", "no_capa", "sink is away", "no route", "nothing"):
         found = []
         for most in (0, len(SOME) + 1):
@@ -288,7 +293,7 @@ def test_the_database_chooses_what_a_selection_does(everything: Harness, listing
         "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
         "SELECT id, 'max_silence', now(), '20', 30 FROM feedq.feed WHERE mod(id, 3) = 0"
     )
-    everything.execute("UPDATE feedq.lease SET dead_letters = mod(feed_id, 4) - 1")
+    everything.execute("UPDATE feedq.progress SET dead_letters = mod(feed_id, 4) - 1")
     views = feeds.views()
     for selection in SELECTIONS:
         chosen = [view.feed.id for view in chosen_of(selection, views)]
@@ -310,7 +315,8 @@ def test_the_database_counts_what_is_wrong_with_feeds_and_what_they_want(
         "WHERE mod(id, 3) = 0"
     )
     everything.execute(
-        "UPDATE feedq.lease SET dead_letters = mod(feed_id, 4) - 1, blamed = mod(feed_id, 5), "
+        "UPDATE feedq.progress SET dead_letters = mod(feed_id, 4) - 1; "
+        "UPDATE feedq.lease SET blamed = mod(feed_id, 5), "
         "blamed_at = now() - make_interval(days => CAST(mod(feed_id, 3) AS int))"
     )
     views, now = feeds.views(), everything.store.now()

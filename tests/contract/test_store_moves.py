@@ -41,7 +41,7 @@ def test_a_move_asks_the_owner_and_promises_the_feed(harness: Harness) -> None:
     lease = harness.lease(feed)
     assert (lease.state, lease.reason, lease.epoch) == (LeaseState.STOPPING, Reason.MOVED, key[1])
     assert (lease.worker_id, lease.promised_to) == (source.id, target.id)
-    assert lease.stop_by is not None
+    assert lease.due_at is not None
     (request,) = harness.store.leases.stop_requests(source.id)
     assert (request.key, request.reason) == (key, Reason.MOVED)
     assert listener.wait(5)
@@ -73,7 +73,7 @@ def test_what_is_on_its_way_counts_where_it_goes_and_no_longer_where_it_is(harne
         p.assign([(feeds[0].id, target.id)])
     assert counts() == [(1, 3.0, {"acme": 1}), (1, 3.0, {"acme": 1})]
     lease = harness.lease(feeds[0])
-    assert (lease.promised_to, lease.stop_by, lease.weight) == (None, None, 3.0)
+    assert (lease.promised_to, lease.weight) == (None, 3.0)
 
 
 def under_way(harness: Harness) -> int:
@@ -186,8 +186,7 @@ def test_a_promise_does_not_outlive_what_it_was_given_for(harness: Harness, end:
     _, sent = harness.reconcile()
     assert [a.feed_id for a in sent] == ([feed.id] if end.endswith("dies") else [])
     if end != "removed":
-        lease = harness.lease(feed)
-        assert (lease.promised_to, lease.stop_by) == (None, None)
+        assert harness.lease(feed).promised_to is None
 
 
 # -- what is no longer waited for --------------------------------------------------------------------
@@ -205,7 +204,7 @@ def test_an_owner_that_does_not_let_go_in_time_loses_the_feed(harness: Harness) 
     with harness.in_a_pass() as p:
         assert p.reap() == 1
     lease = harness.lease(feed)
-    assert (lease.state, lease.reason, lease.stop_by) == (LeaseState.IDLE, Reason.REAPED, None)
+    assert (lease.state, lease.reason, lease.due_at) == (LeaseState.IDLE, Reason.REAPED, None)
     assert lease.promised_to == target.id, "it goes where it was to go"
     assert not harness.is_due()
     assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_REAPED
@@ -337,7 +336,7 @@ def test_nothing_else_is_held(holding: Harness, how: str) -> None:
         holding.store.leases.release(worker.id, [Release(*key, reasons.get(how, Reason.DRAINED))])
     lease = holding.lease(feed)
     assert lease.held_for is None
-    assert (lease.retry_at is not None) == (how == "failed"), "that is looked at again in its own time"
+    assert (lease.due_at is not None) == (how == "failed"), "that is looked at again in its own time"
     assert lease.reason is not Reason.HELD
 
 
@@ -352,7 +351,7 @@ def test_a_held_feed_that_is_paused_or_moved_waits_for_nobody(holding: Harness) 
     _, sent = holding.reconcile()
     assert [(a.feed_id, a.worker_id) for a in sent] == [(feeds[1].id, other.id)]
     lease = holding.lease(feeds[0])
-    assert (lease.reason, lease.held_for, lease.retry_at) == (Reason.PAUSED, None, None)
+    assert (lease.reason, lease.held_for, lease.due_at) == (Reason.PAUSED, None, None)
 
 
 def test_nobody_calls_a_feed_paused_while_its_owner_has_not_let_go(harness: Harness) -> None:

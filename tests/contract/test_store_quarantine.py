@@ -89,7 +89,7 @@ def test_a_pass_asks_a_quarantined_feed_to_leave_the_company_of_others(harness: 
     )
     (asked,) = harness.store.leases.stop_requests(worker.id)
     assert (asked.feed_id, asked.reason) == (feed.id, Reason.QUARANTINED)
-    assert lease.stop_by is not None
+    assert lease.due_at is not None
 
 
 def test_one_that_runs_apart_is_left_there_until_it_has_landed_records_for_long_enough(
@@ -156,13 +156,13 @@ def test_a_feed_whose_last_two_workers_were_lost_waits_until_it_is_known_how(
     first, second = harness.worker("a"), harness.worker("b")
     harness.run(feed, first)
     lose(harness, first)
-    assert harness.lease(feed).retry_at is None, "the first time it goes on at once"
+    assert harness.lease(feed).due_at is None, "the first time it goes on at once"
     if is_explained:
         harness.store.workers.report_loss(first.id, Loss("killed", "killed"))
     harness.run(feed, second)
     lose(harness, second)
     lease = harness.lease(feed)
-    assert (lease.retry_at is None) == is_explained
+    assert (lease.due_at is None) == is_explained
     assert lease.lost_worker == second.id
     harness.elapse(11)
     third = harness.worker("c")
@@ -179,5 +179,5 @@ def test_one_that_was_in_hand_lately_waits_for_the_verdict_and_one_in_quarantine
     for feed in (suspect, convict, other):
         harness.run(feed, worker)
     lose(harness, worker)
-    waits = {feed.name: harness.lease(feed).retry_at is not None for feed in (suspect, convict, other)}
+    waits = {feed.name: harness.lease(feed).due_at is not None for feed in (suspect, convict, other)}
     assert waits == {"suspect": True, "convict": False, "other": False}

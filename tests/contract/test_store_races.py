@@ -12,6 +12,7 @@ import pytest
 
 from feedq.control.store import database
 from feedq.core import limits
+from feedq.core.limits import DISPATCH_TIMEOUT_S
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.errors import Unavailable
 from tests.contract.harness import TTL_S, Harness, progress
@@ -55,9 +56,10 @@ def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
     h = harness
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
+    h.elapse(DISPATCH_TIMEOUT_S)
     with h.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert len(p.overdue(timeout_s=0.0)) == 1
+        assert len(p.overdue()) == 1
         (again,) = p.assign([(feed.id, worker.id)])
         claim = threads.submit(h.store.leases.claim, worker.id, [key])
         h.wait_until_blocked(claim)

@@ -1,4 +1,4 @@
-"""The store's contract: the sweep, which heals what was lost or changed by hand."""
+"""The store's contract: the sweep, which trims, and what people change by hand, which triggers notice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from feedq.core.model import LeaseState, Reason, Release, TargetState
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, spec
+from tests.contract.harness import Harness
 
 
 def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
@@ -26,18 +26,15 @@ def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
     assert not is_due(60)
 
 
-def test_a_deleted_lease_row_is_made_anew_by_the_sweep(harness: Harness) -> None:
+def test_a_deleted_lease_row_is_made_anew(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     harness.run(feed, worker)
-    harness.delete_lease(feed.id)
+    assert harness.wakes(lambda: harness.delete_lease(feed.id))
     assert harness.store.feeds.view(feed.name).lease.state is LeaseState.IDLE
-    assert harness.reconcile()[1] == [], "an ordinary pass does not look for it"
-    report, sent = harness.reconcile(sweep=True)
-    assert report.repaired == 1
-    assert [a.feed_id for a in sent] == [feed.id]
+    assert [a.feed_id for a in harness.reconcile()[1]] == [feed.id]
 
 
-def test_a_sweep_finds_nothing_in_a_fleet_that_adds_up(harness: Harness) -> None:
+def test_what_the_protocol_leaves_behind_is_not_looked_at_again(harness: Harness) -> None:
     worker = harness.worker()
     names = ("new", "paused", "failed", "backoff", "running", "assigned", "stopping")
     feeds = {name: harness.feed(name) for name in names}
@@ -52,11 +49,9 @@ def test_a_sweep_finds_nothing_in_a_fleet_that_adds_up(harness: Harness) -> None
     harness.stop(feeds["stopping"])
     harness.store.feeds.set_target("paused", TargetState.PAUSED)
     harness.assign(feeds["assigned"], worker)
-    before = [v.lease for v in harness.store.feeds.views()]
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.sweep() == 0
-    assert [v.lease for v in harness.store.feeds.views()] == before
+    assert harness.dirty_feeds() == 0
+    harness.store.leases.release(worker.id, [Release(*keys["stopping"], Reason.PAUSED)])
+    harness.expire_workers(worker)
     assert harness.dirty_feeds() == 0
 
 
@@ -68,45 +63,51 @@ def test_history_is_trimmed_after_its_retention(harness: Harness) -> None:
     assert [e.kind for e in harness.store.feeds.events(feed.name)] == [EventKind.FEED_RESTARTED]
 
 
-@pytest.mark.parametrize("reason", [None, "paused"])
+@pytest.mark.parametrize("reason", [None, "paused", "failed"])
 def test_a_lease_that_was_set_idle_by_hand_is_placed_again(harness: Harness, reason: str | None) -> None:
-    store = harness.store
     harness.worker("w1")
-    store.feeds.add(spec())
-    _, sent = harness.reconcile()
-    store.leases.claim(sent[0].worker_id, [sent[0].key])
-    harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = %s", reason)
-    _, unswept = harness.reconcile()
-    assert unswept == []
-    report, again = harness.reconcile(sweep=True)
-    if not again:
-        _, again = harness.reconcile()
-    assert report.repaired == 1
-    assert [one.epoch for one in again] == [2]
-    lease = store.feeds.view("acme/orders").lease
-    assert (lease.state, lease.reason) == (LeaseState.ASSIGNED, None)
-
-
-FAILED_BY_HAND = "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'failed', retry_at = "
-
-
-def test_a_failed_feed_is_no_matter_for_the_sweep(harness: Harness) -> None:
-    harness.worker("w1")
-    harness.store.feeds.add(spec())
+    feed = harness.feed()
     harness.reconcile()
-    harness.execute(f"{FAILED_BY_HAND} clock_timestamp() + interval '9 min'")
-    report, sent = harness.reconcile(sweep=True)
-    assert (report.repaired, sent) == (0, [])
-    assert harness.store.feeds.view("acme/orders").lease.reason is Reason.FAILED
+    by_hand = "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, due_at = NULL, reason = %s"
+    assert harness.wakes(lambda: harness.execute(by_hand, reason))
+    sent = harness.reconcile()[1] + harness.reconcile()[1]
+    assert [one.epoch for one in sent] == [2]
+    assert (harness.lease(feed).state, harness.lease(feed).reason) == (LeaseState.ASSIGNED, None)
 
 
-def test_a_failed_feed_that_nobody_would_look_at_again_is_started_by_the_sweep(
-    harness: Harness,
-) -> None:
-    """As somebody may leave it who changes leases by hand."""
-    harness.worker("w1")
-    feed = harness.store.feeds.add(spec())
+def test_a_failed_feed_that_is_to_be_tried_later_is_left_alone(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.run(feed, harness.worker())
+    harness.execute(
+        "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'failed', "
+        "due_at = clock_timestamp() + interval '9 min'"
+    )
+    assert harness.reconcile(sweep=True)[1] == []
+    assert harness.lease(feed).reason is Reason.FAILED
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ('source = \'{"url": "tcp://127.0.0.1:7002"}\'', Reason.EDITED),
+        ("target_state = 'paused'", Reason.PAUSED),
+        ("removed_at = clock_timestamp()", Reason.REMOVED),
+    ],
+)
+def test_a_feed_that_was_changed_by_hand_is_followed(harness: Harness, change: str, reason: Reason) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    harness.run(feed, worker)
+    assert harness.wakes(lambda: harness.execute(f"UPDATE feedq.feed SET {change}"))
     harness.reconcile()
-    harness.execute(f"{FAILED_BY_HAND} NULL")
-    assert harness.reconcile()[1] == []
-    assert [a.feed_id for a in harness.reconcile(sweep=True)[1]] == [feed.id]
+    (stop,) = harness.store.leases.stop_requests(worker.id)
+    assert stop.reason is reason
+
+
+def test_a_weight_that_was_changed_by_hand_is_another_version_and_no_restart(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    harness.run(feed, worker)
+    harness.execute("UPDATE feedq.feed SET weight = 3")
+    harness.reconcile()
+    edited = harness.store.feeds.view(feed.name).feed
+    assert (edited.generation, edited.stream_generation) == (feed.generation + 1, feed.generation)
+    assert harness.store.leases.stop_requests(worker.id) == []

@@ -314,10 +314,10 @@ def forget_a_claim(stage: Stage) -> None:
     promoted and has not heard of the release."""
     feed_id = stage.add_feed("b")
     sql = """
-        INSERT INTO feedq.lease (feed_id, epoch, state, reason, worker_id, running_since, connected)
-        VALUES (%s, 7, 'running', NULL, %s, clock_timestamp(), true)
+        INSERT INTO feedq.lease (feed_id, epoch, state, reason, worker_id, running_since)
+        VALUES (%s, 7, 'running', NULL, %s, clock_timestamp())
         ON CONFLICT (feed_id) DO UPDATE SET epoch = excluded.epoch, state = excluded.state, reason = NULL,
-            worker_id = excluded.worker_id, running_since = excluded.running_since, connected = true
+            worker_id = excluded.worker_id, running_since = excluded.running_since
         RETURNING 1
     """
     assert stage.harness.execute(sql, feed_id, str(stage.worker_id))

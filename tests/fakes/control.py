@@ -54,7 +54,7 @@ WATCHED = f"""
     CREATE TRIGGER simulation_told AFTER INSERT ON feedq.event
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{TOLD}');
     CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE
-        OR UPDATE OF state, worker_id, epoch, reason, promised_to, stop_by ON feedq.lease
+        OR UPDATE OF state, worker_id, epoch, reason, promised_to, due_at ON feedq.lease
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
     CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE OF state, capacity ON feedq.worker
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
@@ -62,7 +62,7 @@ WATCHED = f"""
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
 """
 """Has whoever looks on hear of what there is to see, so that it need not look after each statement."""
-USED = ("event", "held_change", "worker_held", "lease", "feed", "worker", "task_set", "leader")
+USED = ("event", "held_change", "worker_held", "progress", "lease", "feed", "worker", "task_set", "leader")
 """The tables that a fleet leaves rows in, in the order in which they can be emptied."""
 EMPTY = f"""
     SET session_replication_role = replica;
@@ -226,7 +226,7 @@ class ControlDatabase:
     def leases(self) -> list[LeaseRow]:
         """All of them, by feed."""
         sql = """
-            SELECT feed_id, state, worker_id, epoch, reason, promised_to, stop_by,
+            SELECT feed_id, state, worker_id, epoch, reason, promised_to, due_at,
                 NOT dirty AND removed_at IS NULL AND target_state = 'running'
             FROM feedq.lease JOIN feedq.feed ON id = feed_id ORDER BY feed_id
         """

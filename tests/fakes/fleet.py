@@ -333,7 +333,8 @@ class FakeFleet:
         # While feeds of dead workers wait, passes only place feeds, and the rest follows a moment later.
         is_whole = report is not None and not report.is_fast_path
         for lease in self.control.leases() if is_whole else ():
-            if lease.stop_by is not None and lease.stop_by < self.clock.now():
+            is_stopping = lease.state is LeaseState.STOPPING
+            if is_stopping and lease.due_at is not None and lease.due_at < self.clock.now():
                 raise self.broken(f"feed {lease.feed_id} is waited for beyond its time")
         if report is not None:
             self._tell_unplaced(report)

@@ -21,7 +21,7 @@ class LeaseRow:
     epoch: int
     reason: Reason | None
     promised_to: UUID | None
-    stop_by: datetime | None
+    due_at: datetime | None
     goes_on: bool
     """Whether the feed is to run, as the latest pass has seen it."""
 
@@ -49,12 +49,9 @@ def problems_of_move(lease: LeaseRow) -> Iterator[str]:
     if is_stopping and lease.reason in (Reason.MOVED, Reason.DRAINED) and lease.promised_to is None:
         yield f"feed {lease.feed_id} is taken away and has no place to go"
     # Of a feed that is to go nowhere nobody takes the place of the owner, which is waited for as long as it lives.
-    if (
-        lease.stop_by is None
-        if is_stopping and lease.goes_on
-        else not is_stopping and lease.stop_by is not None
-    ):
-        yield f"feed {lease.feed_id} is {lease.state} until {lease.stop_by}"
+    has_time = lease.state is LeaseState.ASSIGNED or (is_stopping and lease.goes_on)
+    if lease.due_at is None if has_time else lease.state is LeaseState.RUNNING and lease.due_at is not None:
+        yield f"feed {lease.feed_id} is {lease.state} until {lease.due_at}"
     has_rest = lease.state is LeaseState.IDLE and lease.reason in (Reason.PAUSED, Reason.FAILED)
     if lease.promised_to is not None and has_rest:
         yield f"feed {lease.feed_id} ({lease.reason}) is promised to somebody"

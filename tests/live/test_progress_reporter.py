@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
+from math import exp
 from random import Random
 from uuid import uuid4
+
+import pytest
 
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
@@ -15,6 +19,7 @@ from feedq.core.permission import Permissions
 from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
+from tests.fakes.clock import ManualClock
 from tests.fakes.sink import IDENTITY
 from tests.unit.data_path import AT, DataPath, PathPool, until
 
@@ -64,6 +69,28 @@ async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
     assert [sorted((p.feed_id, p.connected) for p in report) for report in sent] == [
         [(1, True), (2, True), (3, True)]
     ]
+
+
+async def test_rates_are_smoothed_over_half_a_minute() -> None:
+    clock = ManualClock()
+    reporter = ProgressReporter(asyncio.get_running_loop(), lambda *_: None, worker_id=uuid4)
+    progress = make_runner(replace(surroundings_of(reporter), clock=clock), 1).progress
+    assert progress.report().rows_per_s == 0, "it connects"
+    landed = progress.batch_queue = DataPath().open_batch_queue((1, 1), "feed-1")
+
+    def report(*, rows: int, after_s: float) -> tuple[float, float]:
+        clock.advance(after_s)
+        landed.landed += rows
+        landed.bytes_landed += 10 * rows
+        said = progress.report()
+        return said.rows_per_s, said.bytes_per_s
+
+    assert report(rows=100, after_s=10) == pytest.approx((10, 100)), "the first stands for itself"
+    assert report(rows=0, after_s=30) == pytest.approx((10 * exp(-1), 100 * exp(-1)))
+    assert report(rows=0, after_s=100_000) == pytest.approx((0, 0))
+    for _ in range(3):
+        rows_per_s, _ = report(rows=1, after_s=0.001)
+        assert 0 < rows_per_s < 1, "reports in quick succession are no rate of thousands"
 
 
 async def test_what_is_no_news_waits_for_the_heartbeat() -> None:

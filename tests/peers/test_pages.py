@@ -58,7 +58,7 @@ def room(
 
 
 HISTORY = """
-    UPDATE feedq.lease SET records_total = 41520, last_record_at = now() - interval '12 min'
+    UPDATE feedq.progress SET records_total = 41520, last_record_at = now() - interval '12 min'
     WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = 'globex/paused');
     INSERT INTO feedq.landed_count (chunk, at, daily, places, records, dead_letters, silent_s)
     SELECT id / 1000, at, true, array_agg((id % 1000)::smallint ORDER BY id), array_agg(

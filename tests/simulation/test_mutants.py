@@ -152,7 +152,7 @@ A_PROMISE_IS_NOT_COUNTED = (
     "coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds",
     "coalesce(n.feeds, 0), 0) AS feeds",
 )
-WAITED_FOR_WITHOUT_END = ("WHERE state = 'stopping' AND stop_by <= feedq.clock() ORDER", "WHERE false ORDER")
+WAITED_FOR_WITHOUT_END = ("WHERE state = 'stopping' AND due_at <= feedq.clock() ORDER", "WHERE false ORDER")
 ASSIGNED_UNDER_THE_EPOCH_THAT_IT_HAD = (
     "state = 'assigned', epoch = l.epoch + 1,",
     "state = 'assigned', epoch = l.epoch,",

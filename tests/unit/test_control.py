@@ -218,18 +218,6 @@ def test_a_newcomer_is_sent_no_more_than_it_connects_soon_and_the_rest_when_thes
     assert run(store, settings)[0].moves == 15
 
 
-def test_a_sweep_runs_once_an_interval(store: SteppedStore) -> None:
-    worker = add_worker(store)
-    (feed_id,) = add_feeds(store, 1)
-    run(store)
-    store.control.observe(f"DELETE FROM feedq.lease WHERE feed_id = {feed_id}")
-    assert run(store)[0].repaired == 0
-    store.clock.advance(control.SWEEP_INTERVAL_S)
-    store.workers.heartbeat(worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
-    report, sent = run(store)
-    assert (report.repaired, len(sent)) == (1, 1)
-
-
 # -- verbs -------------------------------------------------------------------------------------------
 
 

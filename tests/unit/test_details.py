@@ -32,7 +32,7 @@ def document(of: FeedView) -> FeedDocument:
 
 
 def test_times_say_how_far_away_they_are() -> None:
-    backoff = Lease(1, reason=Reason.BACKOFF, retry_at=NOW + timedelta(seconds=30), attempts=7)
+    backoff = Lease(1, reason=Reason.BACKOFF, due_at=NOW + timedelta(seconds=30), attempts=7)
     lines = dict(feed_lines(document(view(backoff)), now=NOW))
     assert lines["retry at"] == "2026-01-01 00:00:30Z (in 30s)"
     assert lines["attempts"] == "7 in a row failed"

@@ -171,7 +171,7 @@ def test_a_fleet_in_which_nobody_serves_is_said() -> None:
     ],
 )
 def test_what_waits_for_a_time_says_until_when(reason: Reason, seconds: float, expected: str) -> None:
-    waiting = feed(reason=reason, retry_at=NOW + timedelta(seconds=seconds), attempts=6, held_for="one")
+    waiting = feed(reason=reason, due_at=NOW + timedelta(seconds=seconds), attempts=6, held_for="one")
     assert expected in said(waiting, worker("one"))
 
 
@@ -182,7 +182,7 @@ def test_a_move_says_where_to_and_how_long_the_owner_has() -> None:
         reason=Reason.MOVED,
         worker_id=uuid4(),
         promised_to=target.worker.id,
-        stop_by=NOW + timedelta(seconds=30),
+        due_at=NOW + timedelta(seconds=30),
     )
     assert (
         said(moving, target) == "it is being moved to two; its owner has until 12:00:30Z (in 30s) to let go"

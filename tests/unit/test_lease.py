@@ -161,9 +161,8 @@ leases = st.builds(
         reason=reason,
         worker_id=owned(state),
         generation=generation,
-        assigned_at=NOW,
         # Only an idle lease waits for its time: an assignment clears it.
-        retry_at=None if retry_s is None or state is not LeaseState.IDLE else NOW + s(retry_s),
+        due_at=None if retry_s is None or state is not LeaseState.IDLE else NOW + s(retry_s),
     ),
     st.sampled_from(LeaseState),
     st.sampled_from([None, *Reason]),
@@ -180,7 +179,7 @@ def perform(lease: Lease, edit: Edit) -> Lease | None:
         after = LeaseState.IDLE if edit.move is Move.WITHDRAW else LeaseState.STOPPING
         return replace(lease, state=after, reason=edit.reason, worker_id=lease.worker_id and owned(after))
     if edit.reason is not None and lease.state is LeaseState.IDLE:
-        return replace(lease, reason=edit.reason, retry_at=None)
+        return replace(lease, reason=edit.reason, due_at=None)
     return lease
 
 
@@ -216,11 +215,11 @@ def test_what_is_wanted_and_current_is_left_alone(f: Feed, lease: Lease) -> None
 def test_after_an_edit_a_feed_that_should_run_is_not_held_back_by_the_past(
     reason: Reason, ran: int, generation: int, retry_s: float
 ) -> None:
-    retry_at = NOW + s(retry_s) if reason is Reason.BACKOFF else None
-    f, lease = feed(generation=generation), Lease(1, reason=reason, generation=ran, retry_at=retry_at)
+    due_at = NOW + s(retry_s) if reason is Reason.BACKOFF else None
+    f, lease = feed(generation=generation), Lease(1, reason=reason, generation=ran, due_at=due_at)
     after = perform(lease, on_edit(f, lease))
     assert after is not None
-    assert (after.state, after.retry_at) == (LeaseState.IDLE, None)
+    assert (after.state, after.due_at) == (LeaseState.IDLE, None)
     assert after.reason is not Reason.FAILED
 
 

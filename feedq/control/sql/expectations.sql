@@ -21,12 +21,12 @@ CREATE FUNCTION feedq_1.expected(everything jsonb, tenants jsonb, names text[]) 
     lagging_s float8, event_at timestamptz, event_fault text, refused float8
 ) LANGUAGE sql STABLE AS $body$
     SELECT f.id, f.name, f.tenant, f.updated_at, e.expect,
-        l.records_total, l.dead_letters_total, greatest(l.last_record_at, f.updated_at),
+        p.records_total, p.dead_letters_total, greatest(p.last_record_at, f.updated_at),
         (e.expect -> 'min_rows' ->> 'per')::float8, (e.expect -> 'min_rows' ->> 'rows')::float8,
         (e.expect ->> 'max_silence')::float8, (e.expect -> 'max_event_lag' ->> 'seconds')::float8,
-        extract(epoch FROM feedq.now() - greatest(l.event_at, f.updated_at))::float8,
-        l.event_at, l.event_fault, (e.expect ->> 'max_refused')::float8
-    FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id CROSS JOIN LATERAL (
+        extract(epoch FROM feedq.now() - greatest(p.event_at, f.updated_at))::float8,
+        p.event_at, p.event_fault, (e.expect ->> 'max_refused')::float8
+    FROM feedq.feed f JOIN feedq.progress p ON p.feed_id = f.id CROSS JOIN LATERAL (
         SELECT everything || coalesce(tenants -> f.tenant, '{}') || f.expect AS expect
     ) e
     WHERE f.removed_at IS NULL AND f.target_state = 'running' AND f.parent IS NULL

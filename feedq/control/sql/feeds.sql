@@ -87,7 +87,6 @@ LANGUAGE plpgsql AS $body$
 DECLARE
     names constant text[] := ARRAY(SELECT one ->> 'name' FROM json_array_elements(declared) AS given (one));
     outcomes json;
-    has_changed boolean;
 BEGIN
     WITH locked AS (
         SELECT f FROM feedq.feed f WHERE name = ANY (names) AND removed_at IS NULL ORDER BY id FOR UPDATE
@@ -116,8 +115,7 @@ BEGIN
             tenant = given.tenant, connector = given.connector, source = given.source, sink = given.sink,
             labels = given.labels, selector = given.selector, weight = given.weight,
             target_state = given.target_state, initial_cursor = given.initial_cursor, expect = given.expect,
-            catalog = its_catalog, generation = feed.generation + differs::int,
-            dirty = true, updated_at = feedq.clock()
+            catalog = its_catalog, generation = feed.generation + differs::int, updated_at = feedq.clock()
         FROM ruled given WHERE feed.id = (f).id AND ruling IS NULL AND (differs OR changes_hands)
         RETURNING feed.id, feed.generation, detail
     ), history AS (
@@ -127,12 +125,8 @@ BEGIN
     )
     SELECT json_agg(json_build_object('name', name, 'id', (f).id,
             'generation', coalesce(edited.generation, (f).generation), 'refusal', ruling,
-            'catalog', (f).catalog)),
-        bool_or(edited.id IS NOT NULL)
-    INTO outcomes, has_changed FROM ruled LEFT JOIN edited ON edited.id = (f).id;
-    IF has_changed THEN
-        PERFORM pg_notify('feedq_wake', '');
-    END IF;
+            'catalog', (f).catalog))
+    INTO outcomes FROM ruled LEFT JOIN edited ON edited.id = (f).id;
     RETURN outcomes;
 END $body$;
 
@@ -148,7 +142,6 @@ DECLARE
     starts_anew constant boolean := target IS NOT NULL OR what IN ('feed_restarted', 'cursor_changed');
     removes constant boolean := what = 'feed_removed';
     outcomes json;
-    has_changed boolean;
 BEGIN
     WITH locked AS (
         SELECT f FROM feedq.feed f WHERE name = ANY (names) AND removed_at IS NULL ORDER BY id FOR UPDATE
@@ -162,8 +155,7 @@ BEGIN
     ), changed AS (
         UPDATE feedq.feed SET
             target_state = coalesce(target, feed.target_state), generation = feed.generation + starts_anew::int,
-            removed_at = CASE WHEN removes THEN feedq.clock() END,
-            dirty = true, updated_at = feedq.clock()
+            removed_at = CASE WHEN removes THEN feedq.clock() END, updated_at = feedq.clock()
         FROM touched WHERE feed.id = (f).id AND (starts_anew OR removes)
         RETURNING feed.id, feed.generation
     ), history AS (
@@ -173,12 +165,8 @@ BEGIN
         FROM touched LEFT JOIN changed ON id = (f).id ORDER BY (f).id
     )
     SELECT json_agg(json_build_object('name', name, 'id', (f).id,
-            'generation', coalesce(generation, (f).generation), 'refusal', refusal, 'catalog', (f).catalog)),
-        bool_or(id IS NOT NULL)
-    INTO outcomes, has_changed FROM judged LEFT JOIN changed ON id = (f).id;
-    IF has_changed THEN
-        PERFORM pg_notify('feedq_wake', '');
-    END IF;
+            'generation', coalesce(generation, (f).generation), 'refusal', refusal, 'catalog', (f).catalog))
+    INTO outcomes FROM judged LEFT JOIN changed ON id = (f).id;
     RETURN outcomes;
 END $body$;
 
@@ -187,8 +175,11 @@ END $body$;
 CREATE FUNCTION feedq_1.change_cursor(named text, cursor jsonb, of_tenant text, told jsonb) RETURNS json
 LANGUAGE plpgsql AS $body$
 BEGIN
-    UPDATE feedq.lease l SET cursor = change_cursor.cursor
-    WHERE l.feed_id = (SELECT id FROM feedq.feed WHERE name = named AND removed_at IS NULL);
+    UPDATE feedq.progress p SET cursor = change_cursor.cursor
+    FROM (
+        SELECT feed_id FROM feedq.lease
+        WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = named AND removed_at IS NULL) FOR UPDATE
+    ) l WHERE p.feed_id = l.feed_id;
     RETURN feedq_1.act_on_feeds('cursor_changed', ARRAY[named], ARRAY[NULL::bigint], ARRAY[NULL::int],
         NULL, of_tenant, told);
 END $body$;
@@ -227,9 +218,9 @@ BEGIN
             state = CASE l.state WHEN 'assigned' THEN 'idle' ELSE l.state END,
             worker_id = CASE WHEN l.state <> 'assigned' THEN l.worker_id END,
             moved_at = CASE WHEN l.state <> 'assigned' THEN l.moved_at END,
-            retry_at = CASE WHEN l.held_for IS NULL THEN l.retry_at END,
-            reason = CASE WHEN l.held_for IS NOT NULL
-                    OR (l.state IN ('idle', 'assigned') AND l.retry_at IS NULL)
+            due_at = CASE WHEN l.held_for IS NULL AND l.state <> 'assigned' THEN l.due_at END,
+            reason = CASE WHEN l.held_for IS NOT NULL OR l.state = 'assigned'
+                    OR (l.state = 'idle' AND l.due_at IS NULL)
                 THEN 'moved' ELSE l.reason END
         FROM moved WHERE l.feed_id = moved.id AND moved.state <> 'running'
     ), history AS (
@@ -261,10 +252,10 @@ RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     feed bigint;
 BEGIN
-    UPDATE feedq.lease l SET dead_letters = CASE WHEN are_left THEN l.dead_letters - gone
-        ELSE least(l.dead_letters - gone, 0) END
-    FROM feedq.feed f WHERE f.name = named AND f.removed_at IS NULL AND l.feed_id = f.id
-    RETURNING l.feed_id INTO feed;
+    UPDATE feedq.progress p SET dead_letters = CASE WHEN are_left THEN p.dead_letters - gone
+        ELSE least(p.dead_letters - gone, 0) END
+    FROM feedq.feed f WHERE f.name = named AND f.removed_at IS NULL AND p.feed_id = f.id
+    RETURNING p.feed_id INTO feed;
     IF feed IS NOT NULL AND told IS NOT NULL THEN
         PERFORM feedq_1.record(what, feed, told);
     END IF;
@@ -313,15 +304,14 @@ BEGIN
     SELECT * INTO parent FROM feedq.feed f WHERE f.name = of_feed AND f.removed_at IS NULL FOR UPDATE;
     refusal := feedq_1.refusal(parent, NULL, NULL, of_tenant);
     IF refusal IS NULL THEN
-        UPDATE feedq.feed f SET removed_at = feedq.clock(), dirty = true, updated_at = feedq.clock()
+        UPDATE feedq.feed f SET removed_at = feedq.clock(), updated_at = feedq.clock()
         WHERE f.parent = parent.id AND f.removed_at IS NULL RETURNING f.id INTO ended;
         refusal := CASE WHEN ended IS NULL THEN 'none' END;
     END IF;
     IF refusal IS NULL THEN
         PERFORM feedq_1.record('backfill_cancelled', parent.id,
-            (SELECT jsonb_build_object('records', l.records_total, 'cursor', l.cursor)
-             FROM feedq.lease l WHERE l.feed_id = ended) || told);
-        PERFORM pg_notify('feedq_wake', '');
+            (SELECT jsonb_build_object('records', p.records_total, 'cursor', p.cursor)
+             FROM feedq.progress p WHERE p.feed_id = ended) || told);
     END IF;
     RETURN json_build_object('name', of_feed, 'id', parent.id, 'refusal', refusal);
 END $body$;
@@ -367,68 +357,55 @@ FROM (
         f.generation, f.created_at, f.removed_at, f.parent, f.catalog, f.search,
         l.state AS lease_state, l.reason AS lease_reason,
         coalesce(l.state, 'idle') AS state, CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END AS reason,
-        l.epoch, l.worker_id, l.running_since, l.attempts, l.failures, l.last_error, l.last_error_at,
-        l.records_total, l.bytes_total, l.rows_per_s, l.last_record_at, l.event_at, l.dead_per_s, l.dead_letters,
-        l.dead_letter_at, l.dead_letter_error, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined,
-        coalesce(l.reason = 'failed' AND NOT l.connected, false) AS has_failed,
+        l.epoch, l.worker_id, l.running_since, p.attempts, p.failures, p.last_error, p.last_error_at,
+        p.records_total, p.bytes_total, p.rows_per_s, p.last_record_at, p.event_at, p.dead_per_s, p.dead_letters,
+        p.dead_letter_at, p.dead_letter_error, p.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined,
+        coalesce(l.reason = 'failed' AND NOT o.connected, false) AS has_failed,
         w.name AS worker, 'its worker ' || w.name || ' ' || w.stillness AS stillness,
         CASE
             -- Feeds that run come first, for they are the most.
             WHEN l.state = 'running' THEN CASE
                 -- While it is checked again, too: until it connects, the error stays in view.
-                WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+                WHEN l.reason = 'failed' AND NOT o.connected THEN 'failed'
                 WHEN l.quarantined THEN 'quarantined'
                 WHEN w.stillness IS NOT NULL THEN 'stalled'
-                WHEN l.sink_error IS NOT NULL THEN 'sink_unavailable'
+                WHEN p.sink_error IS NOT NULL THEN 'sink_unavailable'
                 -- Most of what the last minute brought went to the dead letters.
-                WHEN l.dead_per_s > l.rows_per_s AND l.dead_letter_at > feedq.now() - interval '1 minute'
+                WHEN p.dead_per_s > p.rows_per_s AND p.dead_letter_at > feedq.now() - interval '1 minute'
                     THEN 'refusing'
                 -- A source that accepts each connection and then says nothing is silent, and not yet failing.
-                WHEN l.stalled AND l.attempts < 3 THEN 'stalled'
-                WHEN l.failures >= 3 THEN 'failing'
-                WHEN l.stalled THEN 'stalled'
-                WHEN l.connected THEN 'streaming'
+                WHEN o.stalled AND p.attempts < 3 THEN 'stalled'
+                WHEN p.failures >= 3 THEN 'failing'
+                WHEN o.stalled THEN 'stalled'
+                WHEN o.connected THEN 'streaming'
                 ELSE 'connecting'
             END
             WHEN l.state = 'stopping' THEN CASE WHEN f.removed_at IS NULL THEN 'stopping' ELSE 'removing' END
             WHEN l.state = 'assigned' THEN CASE
-                WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+                WHEN l.reason = 'failed' AND NOT o.connected THEN 'failed'
                 WHEN l.quarantined THEN 'quarantined'
-                WHEN l.failures >= 3 THEN 'failing'
+                WHEN p.failures >= 3 THEN 'failing'
                 ELSE 'starting'
             END
             WHEN f.removed_at IS NOT NULL THEN 'removing'
             WHEN f.target_state = 'paused' THEN 'paused'
-            WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+            WHEN l.reason = 'failed' AND NOT o.connected THEN 'failed'
             WHEN l.quarantined THEN 'quarantined'
             -- One that was given a fresh start, or that no worker can have, does not wait for what failed before.
-            WHEN l.failures >= 3
+            WHEN p.failures >= 3
                 AND l.reason NOT IN ('new', 'edited', 'no_capacity', 'no_match', 'settling') THEN 'failing'
             WHEN l.reason = 'backoff' THEN 'backoff'
             ELSE 'waiting'
         END AS status,
-        -- As `feedq.core.model.Feed` and `Lease` have them. What `feed_json` makes is the same, in four times the time.
-        (SELECT row_to_json(feed) FROM (SELECT
-            f.id,
-            (SELECT row_to_json(spec) FROM (SELECT
-                f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, f.weight, f.target_state,
-                f.initial_cursor, f.expect
-            ) spec) AS spec,
-            f.generation, f.stream_generation, f.created_at, f.updated_at,
-            (SELECT row_to_json(identity) FROM (SELECT
-                f.uuid AS feed, (SELECT id FROM feedq.installation) AS installation
-            ) identity) AS identity,
-            f.removed_at, f.catalog,
-            CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END AS backfill
-        ) feed) AS feed,
+        f.document AS feed,
+        -- As `feedq.core.model.Lease` has it.
         CASE WHEN l.feed_id IS NOT NULL THEN (SELECT row_to_json(lease) FROM (SELECT
-            l.feed_id, l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since,
-            l.retry_at, l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total,
-            l.bytes_total, l.dead_letters_total, greatest(l.dead_letters, 0) AS dead_letters, l.last_record_at,
-            l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, l.weight, l.rows_per_s, l.bytes_per_s,
-            l.reported_at, l.failures, l.dead_per_s, l.dead_letter_error, l.dead_letter_at, l.sink_error,
-            l.blamed, l.blamed_at, l.blame, l.quarantined, l.lost_worker, l.lost_at, l.event_at, l.event_fault,
-            l.noticed,
+            l.feed_id, l.epoch, l.state, l.reason, l.worker_id, l.generation, l.running_since, l.due_at, l.weight,
+            l.promised_to, l.moved_at, l.held_for, l.blamed, l.blamed_at, l.blame, l.quarantined, l.lost_worker,
+            l.lost_at, o.connected, o.stalled, p.attempts, p.failures, p.records_total, p.bytes_total,
+            p.dead_letters_total, greatest(p.dead_letters, 0) AS dead_letters, p.rows_per_s, p.bytes_per_s,
+            p.dead_per_s, p.reported_at, p.last_record_at, p.dead_letter_at, p.last_error_at, p.event_at,
+            p.last_error, p.dead_letter_error, p.sink_error, p.event_fault, p.cursor, p.noticed,
             CASE WHEN l.avoid = '{}' THEN '{}'::json ELSE (
                 SELECT json_object_agg(key, to_timestamp(value::float8) ORDER BY value::float8)
                 FROM jsonb_each_text(l.avoid)
@@ -436,8 +413,14 @@ FROM (
         ) lease) END AS lease,
         (SELECT json_agg(json_build_array(u.kind, u.since, u.bound, u.found, u.why) ORDER BY u.since, u.kind)
          FROM feedq.unmet u WHERE u.feed_id = f.id) AS unmet
-    FROM feedq.feed f
+    FROM feedq_1.declared f
     LEFT JOIN feedq.lease l ON l.feed_id = f.id
+    LEFT JOIN feedq.progress p ON p.feed_id = f.id
+    -- What an owner says of its connection counts as long as it is the owner.
+    CROSS JOIN LATERAL (
+        SELECT is_owners AND p.connected AS connected, is_owners AND p.stalled AS stalled
+        FROM (SELECT coalesce(p.epoch = l.epoch AND l.worker_id IS NOT NULL, false) AS is_owners) present
+    ) o
     LEFT JOIN (
         -- A worker stands still when its event loop runs a timer two seconds late, where a loaded one is late by
         -- tenths; and, for all that is known, when no heartbeat has come for two thirds of its ttl. OFFSET 0 has
@@ -506,10 +489,13 @@ CREATE FUNCTION feedq_1.search_feeds(searched text, reasons_found text[], most i
 LANGUAGE sql STABLE SET enable_seqscan = on AS $body$
     SELECT id FROM feedq.feed WHERE strpos(search, lower(searched)) > 0
     UNION ALL
+    SELECT feed_id FROM feedq.progress
+    WHERE coalesce(last_error, sink_error, dead_letter_error) IS NOT NULL AND strpos(lower(
+        concat_ws(chr(1), last_error, sink_error, dead_letter_error)), lower(searched)) > 0
+    UNION ALL
     SELECT feed_id FROM feedq.lease
     WHERE reason = ANY (reasons_found)
-        OR coalesce(last_error, sink_error, dead_letter_error, blame) IS NOT NULL AND strpos(lower(
-            concat_ws(chr(1), last_error, sink_error, dead_letter_error, blame)), lower(searched)) > 0
+        OR blame IS NOT NULL AND strpos(lower(blame), lower(searched)) > 0
         OR worker_id = ANY (ARRAY(SELECT id FROM feedq.worker WHERE strpos(lower(name), lower(searched)) > 0))
     LIMIT most
 $body$;
@@ -539,7 +525,7 @@ BEGIN
             NOT EXISTS (SELECT FROM feedq.landed_count WHERE daily AND at >= quarter),
             array_agg((feed_id % 1000)::smallint), array_agg(records_total), array_agg(dead_letters_total),
             array_agg(extract(epoch FROM feedq.now() - last_record_at)::real)
-        FROM (SELECT * FROM feedq.lease ORDER BY feed_id) l GROUP BY feed_id / 1000;
+        FROM (SELECT * FROM feedq.progress ORDER BY feed_id) p GROUP BY feed_id / 1000;
     END IF;
     RETURN greatest(60 - extract(epoch FROM feedq.clock() - minute)::float8, 0);
 END $body$;

@@ -4,8 +4,14 @@
 -- does which worker it is, which feed it means, and under which epoch; what does not match has no effect, and is
 -- missing in the answer. That is the whole fence: whoever was thought dead and comes back finds another epoch.
 --
+-- What owners report stands in a table of its own, `progress`, with the epoch that it was reported under: who reports
+-- writes to no lease, and whether a feed is connected counts only under the epoch of its lease.
+--
 -- Locks. Leases are locked in the order of the ids of their feeds, here and in the passes, so that two statements
--- cannot deadlock. Whoever needs the feed as well locks the lease first.
+-- cannot deadlock. Whoever needs the feed as well, or its progress, locks the lease first. A statement waits for
+-- another one, but not for a person who has a row open and has gone to lunch: after `lock_timeout` it starts anew with
+-- the rows that are free (SKIP LOCKED), which it holds by then. What is locked for longer delays its own feed, and no
+-- other.
 --
 -- Killed, frozen, or run twice. Each function is one transaction unless a pass calls it within its own. Killed before
 -- the commit, nothing has happened. Killed after it and before its caller heard the answer, all has; the caller asks
@@ -16,28 +22,22 @@
 -- statistics still say so. So rows are looked up by their keys, each by itself (CROSS JOIN LATERAL), and whose they
 -- are and in which state is asked after.
 
--- The feed as JSON, as `feedq.core.model.Feed` has it.
-CREATE FUNCTION feedq_1.feed_json(f feedq.feed) RETURNS json LANGUAGE sql STABLE AS $body$
-    SELECT json_build_object(
-        'id', f.id,
-        'spec', json_build_object(
-            'name', f.name, 'tenant', f.tenant, 'connector', f.connector, 'source', f.source, 'sink', f.sink,
-            'labels', f.labels, 'selector', f.selector, 'weight', f.weight, 'target_state', f.target_state,
-            'initial_cursor', f.initial_cursor, 'expect', f.expect),
-        'generation', f.generation, 'stream_generation', f.stream_generation,
-        'created_at', f.created_at, 'updated_at', f.updated_at,
-        'identity', json_build_object('feed', f.uuid, 'installation', (SELECT id FROM feedq.installation)),
-        'removed_at', f.removed_at, 'catalog', f.catalog,
-        'backfill', CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END)
-$body$;
-
--- What decides about a lease, as JSON: a part of `feedq.core.model.Lease`.
-CREATE FUNCTION feedq_1.lease_json(l feedq.lease) RETURNS json LANGUAGE sql STABLE AS $body$
-    SELECT json_build_object(
-        'feed_id', l.feed_id, 'epoch', l.epoch, 'state', l.state, 'reason', l.reason, 'worker_id', l.worker_id,
-        'generation', l.generation, 'running_since', l.running_since, 'last_record_at', l.last_record_at,
-        'quarantined', l.quarantined, 'blamed', l.blamed, 'blamed_at', l.blamed_at)
-$body$;
+-- Each feed with its document, as `feedq.core.model.Feed` has it.
+CREATE VIEW feedq_1.declared AS
+SELECT f.*, (SELECT row_to_json(feed) FROM (SELECT
+        f.id,
+        (SELECT row_to_json(spec) FROM (SELECT
+            f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, f.weight, f.target_state,
+            f.initial_cursor, f.expect
+        ) spec) AS spec,
+        f.generation, f.stream_generation, f.created_at, f.updated_at,
+        (SELECT row_to_json(identity) FROM (SELECT
+            f.uuid AS feed, (SELECT id FROM feedq.installation) AS installation
+        ) identity) AS identity,
+        f.removed_at, f.catalog,
+        CASE WHEN f.parent IS NOT NULL THEN jsonb_build_object('parent', f.parent) || f.backfill END AS backfill
+    ) feed) AS document
+FROM feedq.feed f;
 
 -- What a feed weighs now: what is declared, blended with what was measured of it. One that lands as many rows and bytes
 -- a second as the mean of the fleet measures 1; half of the measure is rows, half bytes. `measured`, from 0 to 1, is how
@@ -46,26 +46,24 @@ $body$;
 -- A feed that lands nothing reports nothing: beyond half a minute its rates are taken to fade. It weighs a hundredth
 -- at least: none at all would let any number of them go to one worker. Rounded, so that two who compute it agree.
 CREATE FUNCTION feedq_1.effective_weight(
-    f feedq.feed, l feedq.lease, measured float8, mean_rows float8, mean_bytes float8
+    f feedq.feed, p feedq.progress, measured float8, mean_rows float8, mean_bytes float8
 ) RETURNS float8 LANGUAGE sql VOLATILE AS $body$
-    SELECT CASE WHEN measured = 0 OR l.reported_at IS NULL OR mean_rows = 0 AND mean_bytes = 0 THEN f.weight
+    SELECT CASE WHEN measured = 0 OR p.reported_at IS NULL OR mean_rows = 0 AND mean_bytes = 0 THEN f.weight
         ELSE greatest(0.01, round(((1 - measured) * f.weight + measured
-            * exp(-least(greatest(extract(epoch FROM feedq.clock() - l.reported_at)::float8 / 30 - 1, 0), 20))
-            * (coalesce(l.rows_per_s / nullif(mean_rows, 0), l.bytes_per_s / mean_bytes)
-                + coalesce(l.bytes_per_s / nullif(mean_bytes, 0), l.rows_per_s / mean_rows)) / 2
+            * exp(-least(greatest(extract(epoch FROM feedq.clock() - p.reported_at)::float8 / 30 - 1, 0), 20))
+            * (coalesce(p.rows_per_s / nullif(mean_rows, 0), p.bytes_per_s / mean_bytes)
+                + coalesce(p.bytes_per_s / nullif(mean_bytes, 0), p.rows_per_s / mean_rows)) / 2
             )::numeric, 2)::float8) END
 $body$;
 
--- Locks the leases of these feeds, in their order. Waits for a statement that has one of them, but not for a person who
--- has one open and has gone to lunch: then it answers with false and holds none. Whoever calls it goes on with
--- SKIP LOCKED: what is locked for longer delays its own feed, and no other.
-CREATE FUNCTION feedq_1.lock_leases(feeds bigint[]) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
-BEGIN
-    PERFORM FROM feedq.lease WHERE feed_id = ANY (feeds) ORDER BY feed_id FOR UPDATE;
-    RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN false;
-END $body$;
+-- Locks those of these leases that nobody else has locked, with their feeds and progress, and answers with their feeds.
+CREATE FUNCTION feedq_1.lock_free(feeds bigint[]) RETURNS bigint[] LANGUAGE sql AS $body$
+    SELECT ARRAY(
+        SELECT l.feed_id FROM feedq.lease l
+        JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
+        WHERE l.feed_id = ANY (feeds)
+        ORDER BY l.feed_id FOR UPDATE OF l, p SKIP LOCKED FOR NO KEY UPDATE OF f SKIP LOCKED)
+$body$;
 
 -- assigned -> running. Answers with the feeds as they are declared at this moment.
 --
@@ -73,23 +71,25 @@ END $body$;
 -- What somebody has locked for longer is left out; the worker claims it again when it next looks for assignments.
 -- Run twice, the second finds nothing assigned: `claimed` says what the first was given.
 CREATE FUNCTION feedq_1.claim(owner uuid, feed_ids bigint[], epochs bigint[]) RETURNS json
-LANGUAGE plpgsql AS $body$
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 #variable_conflict use_column
 DECLARE
     avoided_max constant int := 8;  -- as in `release`
     -- A feed that had no place for longer than this after its worker was lost connects at the usual pace.
     failover_within constant interval := '30 s';
     claims json;
+    edited bigint[];
+    free bigint[];
 BEGIN
-    PERFORM feedq_1.lock_leases(feed_ids);
     WITH given AS (
         SELECT * FROM unnest(feed_ids, epochs) AS given (feed_id, epoch) ORDER BY feed_id
     ), locked AS (
         SELECT l.* FROM given CROSS JOIN LATERAL (
-            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE SKIP LOCKED
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
         ) l
     ), held AS (
-        SELECT locked.*, f.feed, f.generation AS declared, w.name AS worker, w.started_at AS worker_started_at,
+        SELECT locked.*, f.document, f.generation AS declared, w.name AS worker, w.started_at AS worker_started_at,
+            p.attempts, p.failures, p.noticed IS NOT NULL AND locked.generation <> f.generation AS is_edited,
             -- Taken a moment ago from an owner that this worker has lived beside: until then its source had this
             -- connection. When a whole fleet was killed and starts anew, no source has had them for a while.
             coalesce(locked.lost_at >= feedq.clock() - failover_within
@@ -97,17 +97,17 @@ BEGIN
                 AND (SELECT lost.heartbeat_at > w.started_at FROM feedq.worker lost WHERE lost.id = locked.lost_worker),
                 false) AS after_loss
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
+        JOIN feedq.progress p ON p.feed_id = locked.feed_id
         CROSS JOIN LATERAL (
-            SELECT f AS feed, f.generation FROM feedq.feed f WHERE f.id = locked.feed_id FOR SHARE SKIP LOCKED
+            SELECT d.document, d.generation FROM feedq_1.declared d
+            WHERE d.id = locked.feed_id FOR SHARE SKIP LOCKED
         ) f
         WHERE locked.worker_id = owner AND locked.state = 'assigned' AND w.state = 'active'
     ), claimed AS (
         UPDATE feedq.lease l SET
-            state = 'running', generation = held.declared, running_since = feedq.clock(),
-            connected = false, stalled = false,
+            state = 'running', generation = held.declared, running_since = feedq.clock(), due_at = NULL,
             -- What cannot run as declared has failed until more is known, and history need not say so again.
-            reason = CASE WHEN l.reason = 'failed' THEN 'failed' END,
-            noticed = CASE WHEN l.generation = held.declared THEN l.noticed END
+            reason = CASE WHEN l.reason = 'failed' THEN 'failed' END
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.reason IS NOT NULL AS has_failed
     ), history AS (
@@ -115,24 +115,31 @@ BEGIN
         SELECT 'lease_claimed', feed_id, owner, epoch FROM claimed WHERE NOT has_failed
     )
     SELECT json_agg(json_build_object(
-        'feed', feedq_1.feed_json(held.feed), 'epoch', claimed.epoch, 'attempts', held.attempts,
+        'feed', held.document, 'epoch', claimed.epoch, 'attempts', held.attempts,
         'failures', held.failures, 'quarantined', held.quarantined, 'blamed', held.blamed,
         'has_failed', claimed.has_failed, 'after_loss', held.after_loss,
         -- A worker session that began after the feed failed on the one before it has not had its try.
         'is_new_here', held.avoid = '{}' OR (
             coalesce((held.avoid ->> held.worker)::float8 < extract(epoch FROM held.worker_started_at), true)
-            AND (SELECT count(*) FROM jsonb_object_keys(held.avoid)) < avoided_max)))
-    INTO claims FROM held JOIN claimed USING (feed_id);
+            AND (SELECT count(*) FROM jsonb_object_keys(held.avoid)) < avoided_max))),
+        array_agg(held.feed_id) FILTER (WHERE held.is_edited)
+    INTO claims, edited FROM held JOIN claimed USING (feed_id);
+    UPDATE feedq.progress SET noticed = NULL WHERE feed_id = ANY (edited);
     RETURN coalesce(claims, '[]');
+EXCEPTION WHEN lock_not_available THEN
+    free := feedq_1.lock_free(feed_ids);
+    RETURN feedq_1.claim(owner, free, ARRAY(
+        SELECT epoch FROM unnest(free) WITH ORDINALITY AS one (id, n)
+        JOIN unnest(feed_ids, epochs) AS given (feed_id, epoch) ON feed_id = id ORDER BY n));
 END $body$;
 
 -- What a worker was given by a claim that still holds.
 CREATE FUNCTION feedq_1.claimed(owner uuid, feed bigint, epoch bigint) RETURNS json
 LANGUAGE sql STABLE AS $body$
     SELECT coalesce(json_agg(json_build_object(
-        'feed', feedq_1.feed_json(f), 'epoch', l.epoch, 'attempts', l.attempts, 'failures', l.failures,
+        'feed', f.document, 'epoch', l.epoch, 'attempts', p.attempts, 'failures', p.failures,
         'quarantined', l.quarantined, 'blamed', l.blamed, 'has_failed', l.reason IS NOT NULL)), '[]')
-    FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+    FROM feedq.lease l JOIN feedq_1.declared f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
     WHERE l.feed_id = claimed.feed AND l.epoch = claimed.epoch AND l.worker_id = owner AND l.state = 'running'
 $body$;
 
@@ -143,7 +150,7 @@ $body$;
 -- `hold_s`: for so long what an announced end releases is kept for the process that is about to take the owner's
 -- place. Not after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
 CREATE FUNCTION feedq_1.release(owner uuid, releases json, hold_s float8) RETURNS json
-LANGUAGE plpgsql AS $body$
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 #variable_conflict use_column
 DECLARE
     -- Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
@@ -151,24 +158,24 @@ DECLARE
     avoided_max constant int := 8;
     keys json;
     is_news boolean;
+    free bigint[];
 BEGIN
-    PERFORM feedq_1.lock_leases(ARRAY(
-        SELECT feed_id FROM json_to_recordset(releases) AS given (feed_id bigint)));
     WITH given AS (
         SELECT * FROM json_to_recordset(releases) AS given (
             feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text, records bigint)
         ORDER BY feed_id
     ), locked AS (
-        SELECT given.*, l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error
+        SELECT given.*, l.worker_id, l.state, l.promised_to, l.reason AS before
         FROM given CROSS JOIN LATERAL (
-            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE SKIP LOCKED
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
         ) l
     ), held AS (
         SELECT locked.feed_id, locked.error, locked.attempts, locked.records, w.name AS worker,
-            coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
+            coalesce(locked.reason = 'failed' AND before = 'failed' AND error = p.last_error, false) AS is_known,
             CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
             CASE WHEN kept THEN hold_s ELSE locked.retry_in_s END AS delay_s
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
+        JOIN feedq.progress p ON p.feed_id = locked.feed_id
         CROSS JOIN LATERAL (
             SELECT hold_s > 0 AND w.state = 'draining' AND locked.reason IN ('drained', 'released')
                 AND locked.promised_to IS NULL AS kept
@@ -176,8 +183,7 @@ BEGIN
         WHERE locked.worker_id = owner AND locked.state IN ('running', 'stopping')
     ), released AS (
         UPDATE feedq.lease l SET
-            state = 'idle', worker_id = NULL, reason = held.reason, connected = false, stalled = false,
-            attempts = held.attempts, stop_by = NULL,
+            state = 'idle', worker_id = NULL, reason = held.reason,
             -- What was promised to another worker stays so.
             promised_to = CASE WHEN held.reason <> 'failed' THEN l.promised_to END,
             moved_at = CASE WHEN held.reason <> 'failed' AND l.promised_to IS NOT NULL THEN l.moved_at END,
@@ -191,18 +197,17 @@ BEGIN
                     ) latest)
                 WHEN held.reason = 'edited' THEN '{}'
                 ELSE l.avoid END,
-            retry_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
-                THEN feedq.clock() + make_interval(secs => held.delay_s) END,
-            last_error = coalesce(held.error, l.last_error),
-            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE feedq.clock() END,
-            records_total = coalesce(held.records, l.records_total)
+            due_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
+                THEN feedq.clock() + make_interval(secs => held.delay_s) END
         FROM held WHERE l.feed_id = held.feed_id
-        RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error, held.is_known
-    ), dirty AS (
-        -- Edited, paused or removed while it ran: to be considered again now that it is idle. Whether it is marked
-        -- already is not asked: a pass may just be taking that mark away.
-        UPDATE feedq.feed f SET dirty = true FROM released
-        WHERE f.id = released.feed_id AND feedq_1.is_touched(f, released.generation)
+        RETURNING l.feed_id, l.epoch, held.reason, held.error, held.is_known
+    ), told AS (
+        UPDATE feedq.progress p SET
+            attempts = held.attempts, records_total = coalesce(held.records, p.records_total),
+            last_error = coalesce(held.error, p.last_error),
+            last_error_at = CASE WHEN held.error IS NULL THEN p.last_error_at ELSE feedq.clock() END
+        FROM held WHERE p.feed_id = held.feed_id
+            AND (p.attempts <> held.attempts OR held.records IS NOT NULL OR held.error IS NOT NULL)
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT 'lease_released', feed_id, owner, epoch,
@@ -214,122 +219,149 @@ BEGIN
         PERFORM pg_notify('feedq_wake', '');
     END IF;
     RETURN coalesce(keys, '[]');
+EXCEPTION WHEN lock_not_available THEN
+    free := feedq_1.lock_free(ARRAY(SELECT feed_id FROM json_to_recordset(releases) AS given (feed_id bigint)));
+    RETURN feedq_1.release(owner, (
+        SELECT coalesce(json_agg(one), '[]') FROM json_array_elements(releases) AS given (one)
+        WHERE (one ->> 'feed_id')::bigint = ANY (free)), hold_s);
 END $body$;
-
--- Whether a feed that ran under this generation is to be considered again once it is idle.
-CREATE FUNCTION feedq_1.is_touched(f feedq.feed, generation int) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
-    SELECT f.removed_at IS NOT NULL OR f.target_state <> 'running' OR f.stream_generation > generation
-$body$;
-
--- A rate a second, smoothed, after so many more in so long. The first report stands for itself; of what was known
--- before, a third is left after half a minute.
-CREATE FUNCTION feedq_1.smoothed(rate float8, more bigint, elapsed_s float8, is_first boolean) RETURNS float8
-LANGUAGE sql IMMUTABLE AS $body$
-    SELECT CASE WHEN is_first THEN more / greatest(elapsed_s, 1)
-        -- Beyond twenty time constants there is nothing left, and exp() would underflow.
-        ELSE rate + (1 - exp(-least(greatest(elapsed_s, 0.001) / 30, 20)))
-            * (more / greatest(elapsed_s, 0.001) - rate) END
-$body$;
 
 -- Adds up what owners report of feeds that they run. Answers with those that the owner `held`, and with those that
 -- somebody has locked, which have not been added up and are to be reported again: they are `busy`. The rest has been
 -- lost, and must be stopped. Wakes reconcile when one that was moved is connected: others may move now.
 --
+-- No lease is locked for that. An owner that has just lost one still adds up what it landed under its epoch; but not
+-- after a later owner has reported, and that it was connected then counts no more.
+--
 -- Counters are since the report before. Run twice, a report counts twice: a worker that has not heard the answer does
 -- not send it again, and what it landed meanwhile comes with the next.
-CREATE FUNCTION feedq_1.report(owner uuid, progress json) RETURNS json
-LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.report(owner uuid, progress json) RETURNS json LANGUAGE plpgsql
+SET lock_timeout = '200ms' SET enable_mergejoin = off SET enable_hashjoin = off  -- by nothing but keys
+AS $body$
 #variable_conflict use_column
 DECLARE
-    -- What was noticed of a feed takes no more in its row; after that nothing more is told.
-    noticed_bytes_max constant int := 16384;
-    answer json;
-    has_arrived boolean;
+    keys json;
+    news json;
+    free bigint[];
 BEGIN
-    PERFORM feedq_1.lock_leases(ARRAY(
-        SELECT feed_id FROM json_to_recordset(progress) AS given (feed_id bigint)));
     WITH given AS (
         SELECT * FROM json_to_recordset(progress) AS given (
             feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint,
+            rows_per_s float8, bytes_per_s float8, dead_per_s float8,
             last_record_ago_s float8, cursor jsonb, connected boolean, stalled boolean, attempts int, error text,
             failures int, dead_letter_error text, sink_error text, rewind jsonb, noticed jsonb,
             has_event_times boolean, event_at float8, event_fault text)
         ORDER BY feed_id
-    ), locked AS (
-        SELECT given.*, l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at,
-            l.noticed AS known
-        FROM given CROSS JOIN LATERAL (
-            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE SKIP LOCKED
-        ) l
     ), held AS (
-        SELECT locked.*,
-            extract(epoch FROM feedq.clock() - greatest(reported_at, running_since))::float8 AS elapsed_s,
+        SELECT given.*,
             -- The owner that releases it still reports, and is connected.
-            moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived,
-            state = 'running' AND reason = 'failed' AND (records > 0 OR attempts > 0) AS can_run,
-            noticed IS NOT NULL AND coalesce(pg_column_size(known), 0) < noticed_bytes_max AS tells
-        FROM locked WHERE worker_id = owner AND state IN ('running', 'stopping')
-    ), mended AS (
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-        SELECT 'feed_mended', feed_id, owner, epoch FROM held WHERE can_run AND records > 0
-    ), rewound AS (
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT 'sink_rewound', feed_id, owner, epoch, rewind FROM held WHERE rewind IS NOT NULL
-    ), told AS (
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT 'feed_noticed', feed_id, owner, epoch, news.detail FROM held CROSS JOIN LATERAL (
-            SELECT jsonb_object_agg(key, value) AS detail FROM jsonb_each(held.noticed)
-            WHERE known -> key IS DISTINCT FROM value
-        ) news
-        WHERE tells AND news.detail IS NOT NULL
+            l.moved_at IS NOT NULL AND l.state = 'running' AND connected AS has_arrived,
+            l.reason IS NOT NULL AND l.state = 'running' AND (records > 0 OR attempts > 0) AS can_run,
+            -- Landed on a worker on which it failed before: then it was not the worker that could not reach its source.
+            l.avoid <> '{}' AND records > 0
+                AND jsonb_exists(l.avoid, (SELECT name FROM feedq.worker WHERE id = owner)) AS is_welcome
+        FROM given CROSS JOIN LATERAL (
+            SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch OFFSET 0
+        ) l
+        WHERE l.worker_id = owner AND l.state IN ('running', 'stopping')
     ), reported AS (
-        UPDATE feedq.lease l SET
-            reported_at = feedq.clock(),
-            records_total = l.records_total + held.records,
-            bytes_total = l.bytes_total + held.bytes,
-            dead_letters_total = l.dead_letters_total + held.dead_letters,
+        UPDATE feedq.progress p SET
+            epoch = held.epoch, reported_at = feedq.clock(),
+            records_total = p.records_total + held.records,
+            bytes_total = p.bytes_total + held.bytes,
+            dead_letters_total = p.dead_letters_total + held.dead_letters,
             -- Below zero while letters were replayed that no report has counted yet: this one has.
-            dead_letters = greatest(l.dead_letters + held.dead_letters, 0),
-            rows_per_s = feedq_1.smoothed(
-                l.rows_per_s, held.records, held.elapsed_s, l.reported_at IS NULL),
-            bytes_per_s = feedq_1.smoothed(
-                l.bytes_per_s, held.bytes, held.elapsed_s, l.reported_at IS NULL),
-            dead_per_s = feedq_1.smoothed(
-                l.dead_per_s, held.dead_letters, held.elapsed_s, l.reported_at IS NULL),
+            dead_letters = greatest(p.dead_letters + held.dead_letters, 0),
+            rows_per_s = held.rows_per_s, bytes_per_s = held.bytes_per_s, dead_per_s = held.dead_per_s,
             -- Never earlier: a report that was held up dates it too late, and the next one must not take that back.
             last_record_at = greatest(
-                feedq.clock() - make_interval(secs => held.last_record_ago_s), l.last_record_at),
+                feedq.clock() - make_interval(secs => held.last_record_ago_s), p.last_record_at),
             cursor = held.cursor, connected = held.connected, stalled = held.stalled,
             attempts = held.attempts, failures = held.failures, sink_error = held.sink_error,
-            dead_letter_error = coalesce(held.dead_letter_error, l.dead_letter_error),
-            dead_letter_at = CASE WHEN held.dead_letters > 0 THEN feedq.clock() ELSE l.dead_letter_at END,
-            last_error = coalesce(held.error, l.last_error),
-            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE feedq.clock() END,
-            -- Landed on a worker on which it failed before: then it was not the worker that could not reach its source.
-            avoid = CASE WHEN held.records > 0 AND l.avoid <> '{}'
-                    AND jsonb_exists(l.avoid, (SELECT name FROM feedq.worker WHERE id = owner))
-                THEN '{}' ELSE l.avoid END,
-            reason = CASE WHEN NOT held.can_run THEN l.reason END,
-            moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
+            dead_letter_error = coalesce(held.dead_letter_error, p.dead_letter_error),
+            dead_letter_at = CASE WHEN held.dead_letters > 0 THEN feedq.clock() ELSE p.dead_letter_at END,
+            last_error = coalesce(held.error, p.last_error),
+            last_error_at = CASE WHEN held.error IS NULL THEN p.last_error_at ELSE feedq.clock() END,
             event_at = CASE WHEN held.has_event_times
-                THEN greatest(least(to_timestamp(held.event_at), feedq.clock()), l.event_at) END,
+                THEN greatest(least(to_timestamp(held.event_at), feedq.clock()), p.event_at) END,
             event_fault = CASE WHEN held.records > 0 OR NOT held.has_event_times THEN held.event_fault
-                ELSE l.event_fault END,
-            noticed = CASE WHEN tells THEN coalesce(l.noticed, '{}') || held.noticed ELSE l.noticed END
-        FROM held WHERE l.feed_id = held.feed_id
-        RETURNING l.feed_id, l.epoch, held.has_arrived
+                ELSE p.event_fault END
+        FROM held WHERE p.feed_id = held.feed_id AND p.epoch <= held.epoch
+        RETURNING held.*
+    ), rewound AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'sink_rewound', feed_id, owner, epoch, rewind FROM reported WHERE rewind IS NOT NULL
     )
-    SELECT json_build_object(
-            'held', coalesce((SELECT json_agg(json_build_array(feed_id, epoch)) FROM reported), '[]'),
-            'busy', coalesce((SELECT json_agg(json_build_array(feed_id, epoch)) FROM given JOIN feedq.lease l USING (feed_id, epoch)
-                WHERE l.worker_id = owner AND l.state IN ('running', 'stopping')
-                    AND feed_id NOT IN (SELECT feed_id FROM locked)), '[]')),
-        (SELECT bool_or(has_arrived) FROM reported)
-    INTO answer, has_arrived;
+    SELECT json_agg(json_build_array(feed_id, epoch)),
+        json_agg(json_build_object('feed_id', feed_id, 'epoch', epoch, 'has_arrived', has_arrived,
+                'can_run', can_run, 'is_mended', can_run AND records > 0, 'is_welcome', is_welcome,
+                'noticed', noticed))
+            FILTER (WHERE has_arrived OR can_run OR is_welcome OR noticed IS NOT NULL)
+    INTO keys, news FROM reported;
+    IF news IS NOT NULL THEN
+        PERFORM feedq_1.heed(owner, news);
+    END IF;
+    RETURN json_build_object('held', coalesce(keys, '[]'), 'busy', json_build_array());
+EXCEPTION WHEN lock_not_available THEN
+    free := feedq_1.lock_free(ARRAY(SELECT feed_id FROM json_to_recordset(progress) AS given (feed_id bigint)));
+    RETURN json_build_object(
+        'held', feedq_1.report(owner, (
+            SELECT coalesce(json_agg(one), '[]') FROM json_array_elements(progress) AS given (one)
+            WHERE (one ->> 'feed_id')::bigint = ANY (free))) -> 'held',
+        'busy', (
+            SELECT coalesce(json_agg(json_build_array(feed_id, epoch)), '[]')
+            FROM json_to_recordset(progress) AS given (feed_id bigint, epoch bigint)
+            JOIN feedq.lease l USING (feed_id, epoch)
+            WHERE l.worker_id = owner AND l.state IN ('running', 'stopping') AND feed_id <> ALL (free)));
+END $body$;
+
+-- What a report tells once: a feed that was moved `has_arrived`; one that had failed `can_run` as declared; one
+-- `is_welcome` where it failed before; something was `noticed`. A lease that somebody has locked is left as it is: the
+-- next report says the same of it.
+CREATE FUNCTION feedq_1.heed(owner uuid, news json) RETURNS boolean LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+DECLARE
+    -- What was noticed of a feed takes no more in its row; after that nothing more is told.
+    noticed_bytes_max constant int := 16384;
+    has_arrived boolean;
+BEGIN
+    WITH given AS (
+        SELECT given.*, p.noticed AS known FROM json_to_recordset(news) AS given (
+            feed_id bigint, epoch bigint, noticed jsonb)
+        JOIN feedq.progress p USING (feed_id)
+        WHERE given.noticed IS NOT NULL AND coalesce(pg_column_size(p.noticed), 0) < noticed_bytes_max
+    ), told AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT 'feed_noticed', feed_id, owner, epoch, fresh.detail FROM given CROSS JOIN LATERAL (
+            SELECT jsonb_object_agg(key, value) AS detail FROM jsonb_each(given.noticed)
+            WHERE known -> key IS DISTINCT FROM value
+        ) fresh
+        WHERE fresh.detail IS NOT NULL
+    )
+    UPDATE feedq.progress p SET noticed = coalesce(p.noticed, '{}') || given.noticed
+    FROM given WHERE p.feed_id = given.feed_id;
+    WITH given AS (
+        SELECT given.*, l.state FROM json_to_recordset(news) AS given (
+            feed_id bigint, epoch bigint, has_arrived boolean, can_run boolean, is_mended boolean, is_welcome boolean)
+        JOIN feedq.lease l USING (feed_id, epoch)
+        WHERE given.has_arrived OR given.can_run OR given.is_welcome
+        ORDER BY feed_id FOR UPDATE OF l SKIP LOCKED
+    ), heeded AS (
+        UPDATE feedq.lease l SET
+            reason = CASE WHEN NOT given.can_run THEN l.reason END,
+            moved_at = CASE WHEN NOT given.has_arrived THEN l.moved_at END,
+            avoid = CASE WHEN given.is_welcome THEN '{}' ELSE l.avoid END
+        FROM given WHERE l.feed_id = given.feed_id AND l.worker_id = owner
+        RETURNING l.feed_id, l.epoch, given.has_arrived, given.is_mended
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT 'feed_mended', feed_id, owner, epoch FROM heeded WHERE is_mended
+    )
+    SELECT bool_or(heeded.has_arrived) INTO has_arrived FROM heeded;
     IF has_arrived THEN
         PERFORM pg_notify('feedq_wake', '');
     END IF;
-    RETURN answer;
+    RETURN true;
 END $body$;
 
 -- A lease of a control database that was restored is lifted above the epoch that its sink has seen. Answers with the
@@ -350,10 +382,10 @@ BEGIN
     RETURN json_build_array(json_build_array(feed, raised));
 END $body$;
 
--- Makes idle what these workers hold in these states; the next owner gets another epoch. Answers with how many leases
--- that were. What somebody has locked stays as it is, until a later pass (`reap`).
-CREATE FUNCTION feedq_1.free(owners uuid[], states text[], because text) RETURNS int
-LANGUAGE plpgsql AS $body$
+-- Makes idle what these workers hold in these states, `among` these feeds if any are given; the next owner gets another
+-- epoch. Answers with how many leases that were. What somebody has locked stays as it is, until a later pass (`reap`).
+CREATE FUNCTION feedq_1.free(owners uuid[], states text[], because text, among bigint[] DEFAULT NULL) RETURNS int
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 DECLARE
     -- What a monitor takes, at most, to say how its worker was lost: on a busy machine it needs seconds to load what a
     -- report takes, and then it tries the control database for some more.
@@ -364,19 +396,17 @@ DECLARE
     is_lost constant boolean := because = 'worker_gone';
     freed int;
 BEGIN
-    PERFORM feedq_1.lock_leases(ARRAY(
-        SELECT feed_id FROM feedq.lease WHERE worker_id = ANY (owners) AND state = ANY (states)));
     WITH held AS (
         SELECT feed_id, worker_id FROM feedq.lease
-        WHERE worker_id = ANY (owners) AND state = ANY (states) ORDER BY feed_id FOR UPDATE SKIP LOCKED
+        WHERE worker_id = ANY (owners) AND state = ANY (states) AND (among IS NULL OR feed_id = ANY (among))
+        ORDER BY feed_id FOR UPDATE
     ), freed AS (
         UPDATE feedq.lease l SET
-            state = 'idle', worker_id = NULL, reason = because, connected = false, stalled = false,
-            promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
+            state = 'idle', worker_id = NULL, reason = because, promised_to = NULL, moved_at = NULL, held_for = NULL,
             -- It waits for the verdict when it was in hand at another worker's loss not long ago, or was lost with a
             -- worker a moment ago, nobody knows yet how: so what ends each worker within a second is not faster than
             -- the verdict.
-            retry_at = CASE WHEN is_lost AND NOT l.quarantined AND (
+            due_at = CASE WHEN is_lost AND NOT l.quarantined AND (
                     l.blamed_at >= feedq.clock() - blame_recent
                     OR l.lost_at >= feedq.clock() - soon
                         AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL)
@@ -384,22 +414,22 @@ BEGIN
             lost_worker = CASE WHEN is_lost THEN held.worker_id ELSE l.lost_worker END,
             lost_at = CASE WHEN is_lost THEN feedq.clock() ELSE l.lost_at END
         FROM held WHERE l.feed_id = held.feed_id
-        RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
-    ), dirty AS (
-        UPDATE feedq.feed f SET dirty = true FROM freed
-        WHERE f.id = freed.feed_id AND feedq_1.is_touched(f, freed.generation)
+        RETURNING l.feed_id, held.worker_id, l.epoch
     )
     INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
     SELECT 'lease_freed', feed_id, worker_id, epoch, jsonb_build_object('reason', because) FROM freed;
     GET DIAGNOSTICS freed = ROW_COUNT;
     RETURN freed;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN feedq_1.free(owners, states, because, feedq_1.lock_free(ARRAY(
+        SELECT feed_id FROM feedq.lease WHERE worker_id = ANY (owners) AND state = ANY (states))));
 END $body$;
 
 -- running -> stopping: asks owners to let go of feeds, each of which has a place already. Answers with how many were
 -- asked.
 --
 -- One statement says that the feed is to be released, where it goes (promised_to) and until when its owner is waited
--- for (stop_by). Killed before it, nothing has happened. Killed after it, the owner lets go or is reaped, and any
+-- for (due_at). Killed before it, nothing has happened. Killed after it, the owner lets go or is reaped, and any
 -- later pass assigns the feed: to the worker it was promised to, if that still takes feeds, else anywhere. Nothing has
 -- to be remembered outside the row.
 --
@@ -425,7 +455,7 @@ BEGIN
         UPDATE feedq.lease l SET
             state = 'stopping', promised_to = held.target, moved_at = feedq.clock(),
             reason = CASE WHEN held.target_state = 'drained' THEN 'drained' ELSE 'moved' END,
-            stop_by = feedq.clock() + make_interval(secs => stop_within_s)
+            due_at = feedq.clock() + make_interval(secs => stop_within_s)
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.worker_id, l.reason, held.target_name
     ), history AS (
@@ -479,18 +509,14 @@ DECLARE
 BEGIN
     WITH late AS (
         SELECT feed_id, worker_id FROM feedq.lease
-        WHERE state = 'stopping' AND stop_by <= feedq.clock() ORDER BY feed_id FOR UPDATE SKIP LOCKED
+        WHERE state = 'stopping' AND due_at <= feedq.clock() ORDER BY feed_id FOR UPDATE SKIP LOCKED
     ), freed AS (
         -- What was promised to another worker stays so.
         UPDATE feedq.lease l SET
-            state = 'idle', worker_id = NULL, reason = 'reaped', stop_by = NULL, retry_at = NULL,
-            connected = false, stalled = false,
+            state = 'idle', worker_id = NULL, reason = 'reaped', due_at = NULL,
             moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
         FROM late WHERE l.feed_id = late.feed_id
-        RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
-    ), dirty AS (
-        UPDATE feedq.feed f SET dirty = true FROM freed
-        WHERE f.id = freed.feed_id AND feedq_1.is_touched(f, freed.generation)
+        RETURNING l.feed_id, l.epoch, late.worker_id
     )
     INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
     SELECT 'lease_reaped', feed_id, worker_id, epoch FROM freed;

@@ -30,19 +30,13 @@ BEGIN
     IF put_back > interval '0' THEN
         WITH ahead AS (
             SELECT feed_id FROM feedq.lease WHERE feed_id IN (
-                SELECT feed_id FROM feedq.lease WHERE state = 'idle' AND retry_at > feedq.now()
-                UNION ALL
-                SELECT feed_id FROM feedq.lease WHERE state = 'stopping' AND stop_by > feedq.now()
-                UNION ALL
-                SELECT feed_id FROM feedq.lease WHERE state = 'assigned' AND assigned_at > feedq.now()
+                SELECT feed_id FROM feedq.lease
+                WHERE state IN ('idle', 'assigned', 'stopping') AND due_at > feedq.now()
                 UNION ALL
                 SELECT feed_id FROM feedq.lease WHERE moved_at > feedq.now())
             ORDER BY feed_id FOR UPDATE SKIP LOCKED
         )
-        UPDATE feedq.lease l SET
-            retry_at = l.retry_at - put_back, stop_by = l.stop_by - put_back,
-            assigned_at = least(l.assigned_at, feedq.now()),
-            moved_at = least(l.moved_at, feedq.now())
+        UPDATE feedq.lease l SET due_at = l.due_at - put_back, moved_at = least(l.moved_at, feedq.now())
         FROM ahead WHERE l.feed_id = ahead.feed_id;
     END IF;
     RETURN json_build_array(json_build_object(
@@ -63,7 +57,8 @@ CREATE FUNCTION feedq_1.end_pass(state json) RETURNS bigint LANGUAGE sql AS $bod
     RETURNING pass_seq
 $body$;
 
--- Locks these workers as `lock_leases` locks leases.
+-- Locks these workers, in their order, but waits for nobody who has one locked for longer: then it answers with false
+-- and holds none, and whoever calls it goes on with SKIP LOCKED.
 CREATE FUNCTION feedq_1.lock_workers(workers uuid[]) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 BEGIN
     PERFORM FROM feedq.worker WHERE id = ANY (workers) ORDER BY id FOR NO KEY UPDATE;
@@ -119,7 +114,7 @@ END $body$;
 
 -- Withdraws assignments that were not claimed in time: back to idle, to be placed anew. Answers with the worker of each.
 -- What is locked is being claimed this very moment.
-CREATE FUNCTION feedq_1.withdraw_overdue(timeout_s float8, most int) RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.withdraw_overdue(most int) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     workers json;
 BEGIN
@@ -127,11 +122,11 @@ BEGIN
         SELECT feed_id, worker_id, state FROM feedq.lease
         WHERE feed_id = ANY (ARRAY(  -- by nothing but keys
             SELECT feed_id FROM feedq.lease
-            WHERE state = 'assigned' AND assigned_at <= feedq.now() - make_interval(secs => timeout_s)
-            ORDER BY assigned_at LIMIT most))
+            WHERE state = 'assigned' AND due_at <= feedq.now() ORDER BY due_at LIMIT most))
         ORDER BY feed_id FOR UPDATE SKIP LOCKED
     ), freed AS (
-        UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'released', moved_at = NULL
+        UPDATE feedq.lease l SET
+            state = 'idle', worker_id = NULL, reason = 'released', due_at = NULL, moved_at = NULL
         FROM late WHERE l.feed_id = late.feed_id AND late.state = 'assigned'
         RETURNING l.feed_id, late.worker_id, l.epoch
     ), history AS (
@@ -149,9 +144,9 @@ DECLARE
     ended int;
 BEGIN
     WITH ended AS (
-        SELECT f.id, f.parent, f.backfill, l.records_total, l.dead_letters_total,
+        SELECT f.id, f.parent, f.backfill, p.records_total, p.dead_letters_total,
             round(extract(epoch FROM feedq.clock() - f.created_at)::numeric, 3) AS took_s
-        FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id JOIN feedq.progress p ON p.feed_id = f.id
         WHERE f.parent IS NOT NULL AND f.removed_at IS NULL AND l.state = 'idle' AND l.reason = 'finished'
         ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
     ), told AS (
@@ -168,12 +163,11 @@ END $body$;
 -- Leases of feeds in quarantine that run, in it or still among others; but for those that change hands this moment.
 CREATE FUNCTION feedq_1.quarantined() RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
-    found json;
+    locked constant bigint[] := ARRAY(
+        SELECT feed_id FROM feedq.lease WHERE quarantined AND state = 'running'
+        ORDER BY feed_id FOR UPDATE SKIP LOCKED);
 BEGIN
-    SELECT json_agg(feedq_1.lease_json(l)) INTO found FROM (
-        SELECT * FROM feedq.lease WHERE quarantined AND state = 'running' ORDER BY feed_id FOR UPDATE SKIP LOCKED
-    ) locked JOIN feedq.lease l USING (feed_id);
-    RETURN coalesce(found, '[]');
+    RETURN (SELECT coalesce(json_agg(lease ORDER BY id), '[]') FROM feedq_1.feed_status WHERE id = ANY (locked));
 END $body$;
 
 -- Asks owners to stop these feeds. Those that are to be `apart` go on in quarantine, the others among all others.
@@ -186,7 +180,7 @@ BEGIN
     ), asked AS (
         UPDATE feedq.lease l SET
             state = 'stopping', reason = CASE WHEN given.apart THEN 'quarantined' ELSE 'released' END,
-            quarantined = given.apart, stop_by = feedq.clock() + make_interval(secs => stop_within_s)
+            quarantined = given.apart, due_at = feedq.clock() + make_interval(secs => stop_within_s)
         FROM given WHERE l.feed_id = given.feed_id AND l.state = 'running'
         RETURNING l.feed_id, l.worker_id, l.epoch, l.reason, l.quarantined
     ), history AS (
@@ -229,21 +223,26 @@ END $body$;
 
 -- Feeds that somebody has touched, with their leases, both locked; the lease first, as everywhere. What somebody has
 -- locked for longer stays dirty, for a later pass.
-CREATE FUNCTION feedq_1.dirty(most int) RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.dirty(most int) RETURNS json LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 DECLARE
     first constant bigint[] := feedq_1.first_dirty(most);
-    found json;
+    locked bigint[];
 BEGIN
     INSERT INTO feedq.lease (feed_id)
     SELECT f.id FROM feedq.feed f
     WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
     ORDER BY f.id ON CONFLICT DO NOTHING;
-    PERFORM feedq_1.lock_leases(first);
-    SELECT json_agg(json_build_array(feedq_1.feed_json(f), feedq_1.lease_json(l)) ORDER BY (f).id) INTO found FROM (
-        SELECT f, l FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-        WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
-    ) locked;
-    RETURN coalesce(found, '[]');
+    BEGIN
+        PERFORM FROM feedq.lease WHERE feed_id = ANY (first) ORDER BY feed_id FOR UPDATE;
+    EXCEPTION WHEN lock_not_available THEN
+        NULL;  -- it goes on with the others
+    END;
+    locked := ARRAY(
+        SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+        WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED);
+    RETURN (
+        SELECT coalesce(json_agg(json_build_array(feed, lease) ORDER BY id), '[]')
+        FROM feedq_1.feed_status WHERE id = ANY (locked));
 END $body$;
 
 -- Carries out what was decided about feeds that somebody touched, and marks them clean. Of each: `move` (withdraw,
@@ -257,15 +256,10 @@ BEGIN
     PERFORM feedq_1.explain((SELECT json_agg(given) FROM json_to_recordset(edits) AS given
         (feed_id bigint, move text, reason text) WHERE move IS NULL AND reason IS NOT NULL));
     -- Assigned, and not claimed yet: nobody streams it.
-    WITH given AS (
-        SELECT given.*, l.state FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
-        JOIN feedq.lease l USING (feed_id) WHERE move = 'withdraw' ORDER BY feed_id FOR UPDATE OF l
-    ), withdrawn AS (
-        UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = given.reason, moved_at = NULL
-        FROM given WHERE l.feed_id = given.feed_id AND given.state = 'assigned'
-    )
-    -- A removed one is idle now, and can go with the next pass.
-    UPDATE feedq.feed f SET dirty = true FROM given WHERE f.id = given.feed_id AND f.removed_at IS NOT NULL;
+    UPDATE feedq.lease l SET
+        state = 'idle', worker_id = NULL, reason = given.reason, due_at = NULL, moved_at = NULL
+    FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
+    WHERE l.feed_id = given.feed_id AND given.move = 'withdraw' AND l.state = 'assigned';
     WITH given AS (
         SELECT given.*, l.state FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
         JOIN feedq.lease l USING (feed_id) WHERE move = 'ask_to_stop' ORDER BY feed_id FOR UPDATE OF l
@@ -280,8 +274,8 @@ BEGIN
     SELECT array_agg(DISTINCT worker_id) INTO owners FROM asked;
     -- An owner is waited for only so long where the feed goes on elsewhere: the next owner fences it off. What is paused
     -- or removed has no next owner, and nobody calls it idle while the one that it has may still land.
-    UPDATE feedq.lease l SET stop_by = CASE WHEN f.target_state = 'running' AND f.removed_at IS NULL
-        THEN coalesce(l.stop_by, feedq.clock() + make_interval(secs => stop_within_s)) END
+    UPDATE feedq.lease l SET due_at = CASE WHEN f.target_state = 'running' AND f.removed_at IS NULL
+        THEN coalesce(l.due_at, feedq.clock() + make_interval(secs => stop_within_s)) END
     FROM json_to_recordset(edits) AS given (feed_id bigint) JOIN feedq.feed f ON f.id = given.feed_id
     WHERE l.feed_id = given.feed_id AND l.state = 'stopping';
     PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
@@ -302,13 +296,15 @@ BEGIN
         JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l SKIP LOCKED
     )
     UPDATE feedq.lease l SET
-        reason = given.reason, retry_at = NULL, held_for = NULL,
+        reason = given.reason, due_at = NULL, held_for = NULL,
         promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
         moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
-        attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
         avoid = CASE WHEN given.reason = 'new' THEN '{}' ELSE l.avoid END
     FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle';
     GET DIAGNOSTICS explained = ROW_COUNT;
+    UPDATE feedq.progress p SET attempts = 0
+    FROM json_to_recordset(reasons) AS given (feed_id bigint, reason text)
+    WHERE p.feed_id = given.feed_id AND given.reason = 'new' AND p.attempts > 0;
     RETURN explained;
 END $body$;
 
@@ -326,12 +322,12 @@ BEGIN
     RETURN ARRAY(SELECT feed_id FROM (
         (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
                 SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
-            WHERE l.state = 'idle' AND l.retry_at IS NULL AND l.reason = 'no_capacity'
+            WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason = 'no_capacity'
                 AND l.feed_id > after AND l.feed_id <= upto ORDER BY l.feed_id LIMIT most)
         UNION ALL
         (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
                 SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
-            WHERE l.state = 'idle' AND l.retry_at IS NULL AND l.reason = 'no_match'
+            WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason = 'no_match'
                 AND l.feed_id > after AND l.feed_id <= upto ORDER BY l.feed_id LIMIT most)
     ) found ORDER BY feed_id LIMIT most);
 END $body$;
@@ -362,15 +358,15 @@ BEGIN
     ids := ARRAY(SELECT feed_id FROM (
         (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
                 SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
-            WHERE l.state = 'idle' AND l.retry_at IS NULL
+            WHERE l.state = 'idle' AND l.due_at IS NULL
                 AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
             ORDER BY l.feed_id LIMIT most)
         UNION ALL
         (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
                 SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
-            WHERE l.state = 'idle' AND l.retry_at IS NOT NULL AND l.retry_at <= feedq.now()
+            WHERE l.state = 'idle' AND l.due_at IS NOT NULL AND l.due_at <= feedq.now()
                 AND l.reason NOT IN ('paused', 'removed')
-            ORDER BY l.retry_at LIMIT most)
+            ORDER BY l.due_at LIMIT most)
     ) news ORDER BY feed_id LIMIT most);
     room := most - cardinality(ids);
     IF room > 0 THEN
@@ -385,8 +381,9 @@ BEGIN
         SELECT json_agg(json_build_object(
             'feed_id', l.feed_id, 'reason', l.reason, 'promised_to', l.promised_to, 'tenant', f.tenant,
             'selector', f.selector, 'avoid', l.avoid, 'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
-            'weight', feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes)) ORDER BY l.feed_id)
-        INTO found FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+            'weight', feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes)) ORDER BY l.feed_id)
+        INTO found FROM feedq.lease l
+        JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
         WHERE l.feed_id = ANY (ids)
             -- Removed and declared anew: the one that is ending must be off the source first.
             AND NOT EXISTS (
@@ -407,9 +404,10 @@ BEGIN
     SELECT jsonb_object_agg(remote, workers) INTO failed FROM (
         SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
             SELECT feedq_1.remote(f) AS remote, one.key AS worker, to_timestamp(max(one.value::float8)) AS at
-            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id CROSS JOIN LATERAL jsonb_each_text(l.avoid) one
-            WHERE l.avoid <> '{}' AND (NOT proven
-                OR l.state = 'running' AND l.connected AND l.last_record_at > to_timestamp(one.value::float8))
+            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
+            CROSS JOIN LATERAL jsonb_each_text(l.avoid) one
+            WHERE l.avoid <> '{}' AND (NOT proven OR l.state = 'running' AND p.connected AND p.epoch = l.epoch
+                AND p.last_record_at > to_timestamp(one.value::float8))
             GROUP BY 1, 2
         ) latest GROUP BY remote
     ) by_remote;
@@ -420,8 +418,9 @@ BEGIN
         SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
             SELECT feedq_1.remote(f) AS remote, w.name AS worker, max(l.running_since) AS at
             FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
+            JOIN feedq.progress p ON p.feed_id = l.feed_id
             WHERE w.name = ANY (ARRAY(SELECT jsonb_object_keys(value) FROM jsonb_each(failed))) AND w.state <> 'gone'
-                AND l.state = 'running' AND l.connected AND l.last_record_at > l.running_since
+                AND l.state = 'running' AND p.connected AND p.epoch = l.epoch AND p.last_record_at > l.running_since
             GROUP BY 1, 2
         ) latest GROUP BY remote
     ) by_remote;
@@ -434,7 +433,9 @@ END $body$;
 --
 -- A worker that is asked to drain meanwhile has its row locked: either it is not serving any more, or it finds what it
 -- was given and gives it back. What somebody has locked for longer waits for a later pass.
-CREATE FUNCTION feedq_1.assign(places json, measured float8, mean_rows float8, mean_bytes float8) RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.assign(
+    places json, claim_within_s float8, measured float8, mean_rows float8, mean_bytes float8
+) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     assigned json;
     owners uuid[];
@@ -444,11 +445,12 @@ BEGIN
     WITH given AS (
         SELECT * FROM json_to_recordset(places) AS given (feed_id bigint, worker_id uuid)
     ), locked AS (
-        SELECT given.*, w.queue, feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes) AS weight,
+        SELECT given.*, w.queue, feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes) AS weight,
             l.state, w.state AS worker_state, w.target_state
         FROM given
         JOIN feedq.lease l USING (feed_id)
         JOIN feedq.feed f ON f.id = given.feed_id
+        JOIN feedq.progress p ON p.feed_id = given.feed_id
         JOIN feedq.worker w ON w.id = given.worker_id
         ORDER BY given.feed_id FOR UPDATE OF l SKIP LOCKED FOR NO KEY UPDATE OF w SKIP LOCKED
     ), free AS (
@@ -456,7 +458,7 @@ BEGIN
     ), assigned AS (
         UPDATE feedq.lease l SET
             state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id, weight = free.weight,
-            assigned_at = feedq.clock(), retry_at = NULL, promised_to = NULL, held_for = NULL, stop_by = NULL,
+            due_at = feedq.clock() + make_interval(secs => claim_within_s), promised_to = NULL, held_for = NULL,
             reason = CASE WHEN l.reason = 'failed' THEN 'failed' END
         FROM free WHERE l.feed_id = free.feed_id
         RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
@@ -497,7 +499,7 @@ CREATE FUNCTION feedq_1.end_hold(promises json) RETURNS int LANGUAGE plpgsql AS 
 DECLARE
     ended int;
 BEGIN
-    UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
+    UPDATE feedq.lease l SET held_for = NULL, due_at = NULL, promised_to = given.worker_id
     FROM json_to_recordset(promises) AS given (feed_id bigint, worker_id uuid) WHERE l.feed_id = given.feed_id;
     GET DIAGNOSTICS ended = ROW_COUNT;
     RETURN ended;
@@ -506,8 +508,8 @@ END $body$;
 -- What workers hold ----------------------------------------------------------------------------------------------------
 --
 -- It is counted, so that a pass reads a row a worker and none of their feeds. Triggers on `lease` write what a statement
--- changed to `held_change`; each pass folds that into `worker_held`, and the sweep counts anew. A change and the line
--- that tells of it commit together, so the two tables always add up to the truth.
+-- changed to `held_change`, and each pass folds that into `worker_held`. A change and the line that tells of it commit
+-- together, so the two tables always add up to the truth.
 
 -- Takes in what has changed. Writes nothing when nothing has.
 CREATE FUNCTION feedq_1.fold_held() RETURNS int LANGUAGE plpgsql AS $body$
@@ -610,92 +612,35 @@ BEGIN
     SELECT json_agg(json_build_object(
         'feed_id', f.id, 'worker_id', held.worker_id, 'tenant', f.tenant, 'selector', f.selector, 'avoid', l.avoid,
         'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
-        'weight', feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes)) ORDER BY held.running_since, f.id)
+        'weight', feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes)) ORDER BY held.running_since, f.id)
     INTO found
     FROM unnest(owners) AS source (id) CROSS JOIN LATERAL (
         SELECT feed_id, worker_id, running_since FROM feedq.lease
         WHERE worker_id = source.id AND state = 'running' ORDER BY running_since LIMIT most
     ) held
     JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
+    JOIN feedq.progress p ON p.feed_id = held.feed_id
     WHERE f.removed_at IS NULL AND f.target_state = 'running';
     RETURN coalesce(found, '[]');
 END $body$;
 
--- Counts anew what some workers hold, those first that were counted longest ago: at least one, and as many as hold
--- `most` feeds together. One statement sees one moment: what it does not count yet keeps its line in `held_change`.
-CREATE FUNCTION feedq_1.recount_held(most int) RETURNS int LANGUAGE plpgsql AS $body$
-DECLARE
-    counted int;
-BEGIN
-    WITH turn AS (
-        SELECT id FROM (
-            SELECT w.id, sum(coalesce(h.feeds, 0)) OVER before AS before
-            FROM feedq.worker w LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
-            WHERE w.state <> 'gone'
-            WINDOW before AS (ORDER BY h.counted_at NULLS FIRST, w.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-        ) ranked WHERE coalesce(before, 0) < most
-    ), told AS (
-        DELETE FROM feedq.held_change WHERE worker_id IN (SELECT id FROM turn)
-    ), held AS (
-        SELECT turn.id, count(l.feed_id)::int AS feeds, coalesce(sum(l.weight), 0) AS weight
-        FROM turn LEFT JOIN feedq.lease l ON l.worker_id = turn.id GROUP BY turn.id
-    )
-    INSERT INTO feedq.worker_held (worker_id, feeds, weight, counted_at)
-    SELECT id, feeds, weight, feedq.clock() FROM held
-    ON CONFLICT (worker_id) DO UPDATE SET
-        feeds = excluded.feeds, weight = excluded.weight, counted_at = excluded.counted_at;
-    GET DIAGNOSTICS counted = ROW_COUNT;
-    RETURN counted;
-END $body$;
-
 -- The sweep -----------------------------------------------------------------------------------------------------------
 --
--- Compares everything with everything, a page of feeds a pass, and trims what is too old. Whoever changed a row by hand
--- skipped our bookkeeping: what does not add up is marked dirty, and the usual path mends it. What somebody has locked
--- can wait for the next sweep. A page is small, so that no pass takes long because of it and nothing stays locked.
-
--- Marks as dirty what does not add up on a page, and frees what workers hold that are gone already: a row changed by
--- hand, or restored from a backup. Answers with how many that were.
-CREATE FUNCTION feedq_1.repair(after bigint, upto bigint) RETURNS int LANGUAGE plpgsql AS $body$
-DECLARE
-    marked int;
-    gone uuid[];
-BEGIN
-    WITH missing AS (
-        SELECT f.id FROM feedq.feed f
-        WHERE f.id > after AND f.id <= upto
-            AND NOT f.dirty AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
-    ), mismatched AS (
-        SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-        WHERE f.id > after AND f.id <= upto AND NOT f.dirty AND (
-            (l.state IN ('running', 'assigned') AND (f.removed_at IS NOT NULL OR f.target_state <> 'running'))
-            OR (l.state = 'running' AND l.generation < f.stream_generation)
-            OR (l.state = 'idle' AND f.removed_at IS NOT NULL)
-            OR (l.state = 'idle' AND l.reason = 'paused' AND f.target_state = 'running')
-            OR (l.state = 'idle' AND (l.reason IS NULL OR l.reason = 'failed' AND l.retry_at IS NULL)))
-        ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
-    )
-    UPDATE feedq.feed SET dirty = true WHERE id IN (SELECT id FROM missing UNION ALL SELECT id FROM mismatched);
-    GET DIAGNOSTICS marked = ROW_COUNT;
-    SELECT array_agg(DISTINCT l.worker_id) INTO gone
-    FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
-    WHERE l.feed_id > after AND l.feed_id <= upto AND w.state = 'gone';
-    IF gone IS NOT NULL THEN
-        marked := marked + feedq_1.free(gone, '{assigned,running,stopping}', 'worker_gone');
-    END IF;
-    RETURN marked;
-END $body$;
+-- Trims what is too old, a page of feeds a pass, and weighs them anew. A page is small, so that no pass takes long because
+-- of it and nothing stays locked. It looks for nothing that was changed by hand: triggers of `feed` and `lease` do.
 
 -- Writes what the feeds of a page weigh by now, if that has changed by more than a tenth of itself. At the end of a
 -- pass: it locks rows that owners report on, and must not wait for anybody after that.
-CREATE FUNCTION feedq_1.weigh(after bigint, upto bigint, measured float8, mean_rows float8, mean_bytes float8) RETURNS int LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.weigh(
+    after bigint, upto bigint, measured float8, mean_rows float8, mean_bytes float8
+) RETURNS int LANGUAGE plpgsql AS $body$
 DECLARE
     step constant float8 := 0.1;
     weighed int;
 BEGIN
     WITH weighed AS MATERIALIZED (
-        SELECT l.feed_id, l.weight AS before, feedq_1.effective_weight(f, l, measured, mean_rows, mean_bytes) AS weight
-        FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+        SELECT l.feed_id, l.weight AS before, feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes) AS weight
+        FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
         WHERE l.feed_id > after AND l.feed_id <= upto AND l.worker_id IS NOT NULL AND NOT f.dirty
     ), changed AS (
         SELECT l.feed_id, weighed.weight FROM weighed JOIN feedq.lease l USING (feed_id)

@@ -15,7 +15,7 @@ SELECT role, unnest(functions) AS function FROM (VALUES
         begin_pass, suspects, expire, withdraw_overdue, end_backfills, quarantined, part, accept_new, dirty, apply_edits,
         waiting, candidates, experiences, assign, explain, awaited_by_successors, end_hold, moving, movable, transfer,
         reap, weigh, end_pass,
-        repair, recount_held, trim_history, forget,
+        trim_history, forget,
         scan_due, lock_due, fire, claim_runs, succeed, finish, succeed_within, has_succeeded, reject, take_over,
         expire_runs, promote_behind, promote_stranded, trim_runs, trim_kept}'),
     -- Is elected, watches over workers and expectations, and keeps the schedules behind entries of beat_schedule.py.

@@ -306,17 +306,14 @@ BEGIN
         'expired', (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND feedq_1.is_overdue(w)),
         'pass_seq', (SELECT pass_seq FROM feedq.fleet),
         'pass_age_s', (SELECT extract(epoch FROM feedq.clock() - pass_at)::float8 FROM feedq.fleet),
-        'is_due', EXISTS (SELECT FROM feedq.lease WHERE state = 'idle' AND retry_at IS NOT NULL
-                AND retry_at <= feedq.now())
-            OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= feedq.now())
+        'is_due', EXISTS (SELECT FROM feedq.lease WHERE state IN ('idle', 'stopping') AND due_at <= feedq.now())
             OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
                 WHERE w.state = 'active' AND w.target_state = 'serving'
                     AND w.started_at + make_interval(secs => settle_s) BETWEEN f.pass_at - pass AND feedq.clock()),
         'due_in_s', (SELECT extract(epoch FROM min(at) - feedq.clock())::float8 FROM (
-            (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > feedq.now()
-                ORDER BY retry_at LIMIT 1)
+            SELECT min(due_at) AS at FROM feedq.lease WHERE state = 'idle' AND due_at > feedq.now()
             UNION ALL
-            SELECT min(stop_by) FROM feedq.lease WHERE state = 'stopping' AND stop_by > feedq.now()
+            SELECT min(due_at) FROM feedq.lease WHERE state = 'stopping' AND due_at > feedq.now()
             UNION ALL
             SELECT min(expires_at) FROM feedq.worker WHERE state <> 'gone' AND expires_at > feedq.now()
             UNION ALL

@@ -4,12 +4,12 @@ A million feeds may be without a place for long. So the ones about which somethi
 that were found to have no place take turns: each pass goes on where the one before it ended.
 
 A feed weighs what is declared, blended with what was measured of it: one that lands as many rows and bytes a
-second as the mean of the fleet measures 1; half of the measure is rows, half bytes. Leases hold the smoothed
+second as the mean of the fleet measures 1; half of the measure is rows, half bytes. Progress holds the smoothed
 rates, workers' heartbeats the fleet's sums.
 
 What workers hold is counted, so that a pass reads a row a worker and none of their feeds. Triggers on `lease`
-write what a statement changed to ``held_change``; each pass folds that into ``worker_held``, and the sweep counts
-anew. A change and the line that tells of it commit together, so the two tables always add up to the truth.
+write what a statement changed to ``held_change``, and each pass folds that into ``worker_held``. A change and the
+line that tells of it commit together, so the two tables always add up to the truth.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import msgspec
 from feedq.control.store.database import Connection
 from feedq.control.store.feed_rows import avoided_from, selector_from
 from feedq.control.store.protocol import call, document
+from feedq.core import limits
 from feedq.core.model import Assignment, Reason
 from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed, lags
 
@@ -133,7 +134,15 @@ class PassAssignments:
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
         places = [{"feed_id": feed_id, "worker_id": worker_id} for feed_id, worker_id in pairs]
-        return call(self._c, "assign", list[Assignment], places=document(places), **self._means)
+        within = limits.DISPATCH_TIMEOUT_S
+        return call(
+            self._c,
+            "assign",
+            list[Assignment],
+            places=document(places),
+            claim_within_s=within,
+            **self._means,
+        )
 
     def explain(self, reasons: Sequence[tuple[int, Reason]]) -> None:
         """Write why feeds are idle, where that changed."""

@@ -4,10 +4,9 @@ With nothing to do, a pass reads a handful of partial indexes that are empty, an
 cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later none is. So
 whatever it assumes, the statements here look up single feeds by their keys.
 
-The *sweep* compares everything with everything, a page of feeds a pass, and trims what is too old. Whoever changed
-a row by hand skipped our bookkeeping: what does not add up is marked dirty, and the usual path mends it. What
-somebody has locked can wait for the next sweep. A page is small, so that no pass takes long because of it and
-nothing stays locked; where it ended is kept in the fleet's row.
+The *sweep* trims what is too old, and weighs feeds anew, a page of them a pass. A page is small, so that no pass
+takes long because of it and nothing stays locked; where it ended is kept in the fleet's row. It does not look for
+what people have changed by hand: triggers notice that at once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ OVERDUE_PER_PASS = 10_000
 """Bounds a pass after an outage of the broker; the rest is for the next."""
 
 SWEEP_PAGE = 5_000
-"""Feeds of one page, events that are trimmed with it, and feeds whose workers are counted anew."""
+"""Feeds of one page, and events that are trimmed with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +154,12 @@ class ReconcilePass(PassAssignments):
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
         return call(self._c, "expire", int, workers=list(worker_ids))
 
-    def overdue(self, *, timeout_s: float) -> list[UUID]:
+    def overdue(self) -> list[UUID]:
         """Withdraw assignments never claimed in time: back to idle, to be placed anew.
 
         Returns the worker of each.
         """
-        return call(self._c, "withdraw_overdue", list[UUID], timeout_s=timeout_s, most=OVERDUE_PER_PASS)
+        return call(self._c, "withdraw_overdue", list[UUID], most=OVERDUE_PER_PASS)
 
     def end_backfills(self) -> int:
         """Write the end of each backfill that has finished into the history of its feed, and forget it. Returns
@@ -222,7 +221,7 @@ class ReconcilePass(PassAssignments):
         return held
 
     def reap(self) -> int:
-        """Free what an owner was asked to release and has not by its `stop_by`. Returns how many leases."""
+        """Free what an owner was asked to release and has not in time. Returns how many leases."""
         return call(self._c, "reap", int)
 
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
@@ -238,18 +237,15 @@ class ReconcilePass(PassAssignments):
             return True
         return self._sweep_at <= self.now - timedelta(seconds=interval_s)
 
-    def sweep(self) -> int:
-        """Compare one page of feeds with their leases, mark what does not add up as dirty, count anew what
-        workers hold, trim history. Returns repairs. It goes on with the next page in the pass that comes
-        after."""
+    def sweep(self) -> None:
+        """Trim the history of one page of feeds, and weigh them anew at the end of the pass. The next pass goes on
+        with the next page."""
         c, after = self._c, self._swept_to or 0
         if self._swept_to is None:
             self._sweep_at = self.now
         last = "SELECT id FROM feedq.feed WHERE id > %(after)s ORDER BY id LIMIT 1 OFFSET %(page)s - 1"
         upto = c.execute(last, {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
         self._page = page = {"after": after, "upto": BIGINT_MAX if upto is None else upto}
-        repaired = call(c, "repair", int, **page)
-        call(c, "recount_held", int, most=SWEEP_PAGE)
         bounds = {"days": self._retention_days, "per_feed": history.EVENTS_PER_FEED, "most": SWEEP_PAGE}
         too_many, too_old = call(c, "trim_history", tuple[int, int], **page, **bounds)
         if too_many == SWEEP_PAGE or (upto is None and too_old == SWEEP_PAGE):
@@ -257,4 +253,3 @@ class ReconcilePass(PassAssignments):
         elif upto is None:
             call(c, "forget", int, days=self._retention_days)
         self._swept_to = upto
-        return repaired

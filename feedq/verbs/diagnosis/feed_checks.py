@@ -129,7 +129,7 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
     lease = view.lease
     if lease.state is LeaseState.STOPPING and lease.promised_to is not None:
         target = _name_of(view, workers)
-        return f"it is being moved to {target}; its owner has until {_moment(lease.stop_by, now)} to let go"
+        return f"it is being moved to {target}; its owner has until {_moment(lease.due_at, now)} to let go"
     if view.status is Status.STALLED and _stands_still(view, workers):
         return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
     if (trouble := trouble_of(view.status, lease.reason)) is None:
@@ -143,11 +143,11 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
         case Reason.NO_CAPACITY:
             return _no_capacity(view, workers, rules)
         case Reason.HELD:
-            sentence += f", until {_moment(lease.retry_at, now)}"
+            sentence += f", until {_moment(lease.due_at, now)}"
     if lease.blamed:
         sentence += f" ({counted(lease.blamed, 'worker')} lost to it)"
-    if trouble.reason is None and lease.retry_at is not None:
-        sentence += f", next at {_moment(lease.retry_at, now)}"
+    if trouble.reason is None and lease.state is LeaseState.IDLE and lease.due_at is not None:
+        sentence += f", next at {_moment(lease.due_at, now)}"
     return f"{sentence}: {remedy}"
 
 

@@ -83,23 +83,38 @@ FEEDS = """
     CREATE INDEX feed_expect ON feedq.feed (id) WHERE expect <> '{}';
     CREATE INDEX feed_parent ON feedq.feed (parent) WHERE parent IS NOT NULL;
 
+    -- Whoever changes what is declared, by a command or by hand, has the next pass look at the feed, and wakes it.
+    --
     -- An edit starts a stream anew only if it makes another one of it: a source that cannot resume loses records
     -- each time. Labels, weights and most expectations do not concern the worker. A generation that changes
     -- nothing else asks for a restart.
-    CREATE FUNCTION feedq.follow_stream() RETURNS trigger LANGUAGE plpgsql AS $body$
+    CREATE FUNCTION feedq.follow_edit() RETURNS trigger LANGUAGE plpgsql AS $body$
+    DECLARE
+        is_another constant boolean := (NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.selector,
+                NEW.target_state, NEW.initial_cursor, NEW.expect -> 'max_event_lag')
+            IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.selector,
+                OLD.target_state, OLD.initial_cursor, OLD.expect -> 'max_event_lag');
+        is_edited constant boolean := is_another
+            OR (NEW.labels, NEW.weight, NEW.expect) IS DISTINCT FROM (OLD.labels, OLD.weight, OLD.expect);
     BEGIN
-        IF (NEW.labels, NEW.weight, NEW.expect) IS NOT DISTINCT FROM (OLD.labels, OLD.weight, OLD.expect)
-            OR (NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.selector, NEW.target_state,
-                NEW.initial_cursor, NEW.expect -> 'max_event_lag')
-            IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.selector, OLD.target_state,
-                OLD.initial_cursor, OLD.expect -> 'max_event_lag')
-        THEN
+        IF is_edited AND NEW.generation = OLD.generation THEN
+            NEW.generation := OLD.generation + 1;
+        END IF;
+        IF NEW.generation <> OLD.generation AND (is_another OR NOT is_edited) THEN
             NEW.stream_generation := NEW.generation;
         END IF;
+        NEW.dirty := true;
+        PERFORM pg_notify('feedq_wake', '');
         RETURN NEW;
     END $body$;
-    CREATE TRIGGER feed_stream BEFORE UPDATE ON feedq.feed FOR EACH ROW
-        WHEN (NEW.generation <> OLD.generation) EXECUTE FUNCTION feedq.follow_stream();
+    CREATE TRIGGER feed_edited BEFORE UPDATE OF tenant, connector, source, sink, labels, weight, target_state,
+        generation, removed_at, selector, initial_cursor, expect ON feedq.feed FOR EACH ROW
+        WHEN ((NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.labels, NEW.weight, NEW.target_state,
+                NEW.generation, NEW.removed_at IS NULL, NEW.selector, NEW.initial_cursor, NEW.expect)
+            IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.labels, OLD.weight,
+                OLD.target_state, OLD.generation, OLD.removed_at IS NULL, OLD.selector, OLD.initial_cursor,
+                OLD.expect))
+        EXECUTE FUNCTION feedq.follow_edit();
 """
 
 # Whoever changes a feed, one or thousands, by a command or by hand, changes its backfill in the same transaction.
@@ -114,7 +129,7 @@ FOLLOW_PARENT = """
                 source = NEW.source || jsonb_build_object('limits', f.source -> 'limits'),
                 removed_at = CASE WHEN NEW.removed_at IS NOT NULL OR NEW.connector <> f.connector
                         OR coalesce(NEW.sink -> 'key', '[]') = '[]' THEN feedq.clock() END,
-                generation = f.generation + 1, dirty = true, updated_at = feedq.clock()
+                generation = f.generation + 1, updated_at = feedq.clock()
             WHERE f.parent = NEW.id AND f.removed_at IS NULL
             RETURNING f.removed_at
         )
@@ -174,7 +189,7 @@ WORKERS_AND_LEASES = """
     ) WITH (fillfactor = 50);
     CREATE INDEX worker_live ON feedq.worker (id) WHERE state <> 'gone';
 
-    -- Actual state: who owns each feed under which epoch until when, and how the feed fares there.
+    -- Actual state: who owns each feed under which epoch until when, and what placement needs to know of it.
     CREATE TABLE feedq.lease (
         feed_id bigint PRIMARY KEY REFERENCES feedq.feed ON DELETE CASCADE,
         epoch bigint NOT NULL DEFAULT 0,
@@ -183,60 +198,33 @@ WORKERS_AND_LEASES = """
         reason text DEFAULT 'new',
         worker_id uuid REFERENCES feedq.worker,
         generation integer NOT NULL DEFAULT 0,
-        assigned_at timestamptz,
         running_since timestamptz,
-        retry_at timestamptz,
-        attempts integer NOT NULL DEFAULT 0,
-        last_error text,
-        last_error_at timestamptz,
-        connected boolean NOT NULL DEFAULT false,
-        stalled boolean NOT NULL DEFAULT false,
-        records_total bigint NOT NULL DEFAULT 0,
-        bytes_total bigint NOT NULL DEFAULT 0,
-        dead_letters_total bigint NOT NULL DEFAULT 0,
-        dead_letters bigint NOT NULL DEFAULT 0,
-        last_record_at timestamptz,
-        cursor jsonb,
+        due_at timestamptz,
         weight double precision NOT NULL DEFAULT 1,
         promised_to uuid,
         moved_at timestamptz,
-        stop_by timestamptz,
         held_for text,
-        rows_per_s double precision NOT NULL DEFAULT 0,
-        bytes_per_s double precision NOT NULL DEFAULT 0,
-        reported_at timestamptz,
-        failures integer NOT NULL DEFAULT 0,
         avoid jsonb NOT NULL DEFAULT '{}',
-        dead_per_s double precision NOT NULL DEFAULT 0,
-        dead_letter_error text,
-        dead_letter_at timestamptz,
-        sink_error text,
         blamed integer NOT NULL DEFAULT 0,
         blamed_at timestamptz,
         blame text,
         quarantined boolean NOT NULL DEFAULT false,
         lost_worker uuid,
         lost_at timestamptz,
-        event_at timestamptz,
-        event_fault text,
-        noticed jsonb,
         CONSTRAINT lease_owner CHECK ((state = 'idle') = (worker_id IS NULL))
-    -- Progress is written often and touches no indexed column: there is room for it within the page.
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
     -- What a pass may place now, and what it may place later, and why.
     CREATE INDEX lease_ready ON feedq.lease (feed_id)
-        WHERE state = 'idle' AND retry_at IS NULL
+        WHERE state = 'idle' AND due_at IS NULL
             AND reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match');
-    CREATE INDEX lease_due ON feedq.lease (retry_at) WHERE state = 'idle' AND retry_at IS NOT NULL;
     CREATE INDEX lease_unplaced ON feedq.lease (reason, feed_id)
         WHERE state = 'idle' AND reason IN ('no_capacity', 'no_match');
     CREATE INDEX lease_held_for ON feedq.lease (held_for) WHERE held_for IS NOT NULL;
+    -- What is to be tried again, and what is overdue.
+    CREATE INDEX lease_due ON feedq.lease (state, due_at) WHERE due_at IS NOT NULL;
     -- What a worker has, and what waits for it to be claimed or let go of; every heartbeat looks at the latter.
     CREATE INDEX lease_held_by ON feedq.lease (worker_id, running_since) WHERE worker_id IS NOT NULL;
     CREATE INDEX lease_summons ON feedq.lease (worker_id, state) WHERE state IN ('assigned', 'stopping');
-    -- What is overdue.
-    CREATE INDEX lease_assigned ON feedq.lease (assigned_at) WHERE state = 'assigned';
-    CREATE INDEX lease_stop_by ON feedq.lease (stop_by) WHERE state = 'stopping';
     -- Moves under way.
     CREATE INDEX lease_promised ON feedq.lease (promised_to) WHERE promised_to IS NOT NULL;
     CREATE INDEX lease_moved ON feedq.lease (moved_at) WHERE moved_at IS NOT NULL;
@@ -244,12 +232,40 @@ WORKERS_AND_LEASES = """
     CREATE INDEX lease_quarantined ON feedq.lease (feed_id) WHERE quarantined;
     CREATE INDEX lease_avoid ON feedq.lease (feed_id) WHERE avoid <> '{}';
 
+    -- How each feed fares, as its owners report it: one row a feed, made with its lease.
+    CREATE TABLE feedq.progress (
+        feed_id bigint PRIMARY KEY REFERENCES feedq.feed ON DELETE CASCADE,
+        epoch bigint NOT NULL DEFAULT 0,
+        connected boolean NOT NULL DEFAULT false,
+        stalled boolean NOT NULL DEFAULT false,
+        attempts integer NOT NULL DEFAULT 0,
+        failures integer NOT NULL DEFAULT 0,
+        records_total bigint NOT NULL DEFAULT 0,
+        bytes_total bigint NOT NULL DEFAULT 0,
+        dead_letters_total bigint NOT NULL DEFAULT 0,
+        dead_letters bigint NOT NULL DEFAULT 0,
+        rows_per_s double precision NOT NULL DEFAULT 0,
+        bytes_per_s double precision NOT NULL DEFAULT 0,
+        dead_per_s double precision NOT NULL DEFAULT 0,
+        reported_at timestamptz,
+        last_record_at timestamptz,
+        dead_letter_at timestamptz,
+        last_error_at timestamptz,
+        event_at timestamptz,
+        last_error text,
+        dead_letter_error text,
+        sink_error text,
+        event_fault text,
+        cursor jsonb,
+        noticed jsonb
+    -- Written often, and no column of it is indexed: with room in the page it leaves little for a vacuum.
+    ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
+
     -- What each worker holds, counted, so that a pass need not count leases.
     CREATE TABLE feedq.worker_held (
         worker_id uuid PRIMARY KEY REFERENCES feedq.worker ON DELETE CASCADE,
         feeds integer NOT NULL DEFAULT 0,
-        weight double precision NOT NULL DEFAULT 0,
-        counted_at timestamptz
+        weight double precision NOT NULL DEFAULT 0
     ) WITH (fillfactor = 50);
 
     -- What has changed of these counts since the last pass. Insert-only, so that nobody waits for a worker's row.
@@ -261,8 +277,6 @@ WORKERS_AND_LEASES = """
 """
 
 # A trigger for each statement, not for each row: an assignment of ten thousand feeds is one row for each worker.
-# A trigger with transition tables cannot be limited to some columns, so a report of progress comes by as well, and
-# finds that nothing has changed hands.
 COUNT_HELD = """
     CREATE FUNCTION feedq.count_held() RETURNS trigger LANGUAGE plpgsql AS $body$
     BEGIN
@@ -294,6 +308,39 @@ COUNT_HELD = """
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.count_held();
     CREATE TRIGGER lease_held_delete AFTER DELETE ON feedq.lease
         REFERENCING OLD TABLE AS before_it FOR EACH STATEMENT EXECUTE FUNCTION feedq.count_held();
+"""
+
+# A lease is made with its row of progress. One that is idle, and does not match its feed, has the next pass look
+# at the feed, whoever left it so: an owner that released a feed that was edited while it ran, or a person at psql.
+# So nothing has to be compared from time to time.
+FOLLOW_LEASE = """
+    CREATE FUNCTION feedq.follow_lease() RETURNS trigger LANGUAGE plpgsql AS $body$
+    BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO feedq.progress (feed_id) SELECT feed_id FROM after_it ON CONFLICT DO NOTHING;
+            RETURN NULL;
+        ELSIF TG_OP = 'DELETE' THEN
+            UPDATE feedq.feed f SET dirty = true FROM before_it l WHERE f.id = l.feed_id;
+        ELSE
+            UPDATE feedq.feed f SET dirty = true FROM after_it l
+            WHERE f.id = l.feed_id AND l.state = 'idle' AND (
+                l.reason IS NULL OR (l.reason = 'failed' AND l.due_at IS NULL)
+                OR f.removed_at IS NOT NULL OR (f.target_state = 'paused') <> (l.reason = 'paused')
+                -- What has failed, or waits, did so under a declaration that was edited since.
+                OR (f.stream_generation > l.generation
+                    AND l.reason IN ('failed', 'backoff', 'fenced', 'quarantined')));
+        END IF;
+        IF FOUND THEN
+            PERFORM pg_notify('feedq_wake', '');
+        END IF;
+        RETURN NULL;
+    END $body$;
+    CREATE TRIGGER lease_followed_insert AFTER INSERT ON feedq.lease
+        REFERENCING NEW TABLE AS after_it FOR EACH STATEMENT EXECUTE FUNCTION feedq.follow_lease();
+    CREATE TRIGGER lease_followed_update AFTER UPDATE ON feedq.lease
+        REFERENCING NEW TABLE AS after_it FOR EACH STATEMENT EXECUTE FUNCTION feedq.follow_lease();
+    CREATE TRIGGER lease_followed_delete AFTER DELETE ON feedq.lease
+        REFERENCING OLD TABLE AS before_it FOR EACH STATEMENT EXECUTE FUNCTION feedq.follow_lease();
 """
 
 HISTORY = """
@@ -592,6 +639,7 @@ def upgrade() -> None:
     op.execute(FOLLOW_PARENT)
     op.execute(WORKERS_AND_LEASES)
     op.execute(COUNT_HELD)
+    op.execute(FOLLOW_LEASE)
     op.execute(HISTORY)
     op.execute(FOLD_EVENT)
     op.execute(WATCHING)
