@@ -286,26 +286,6 @@ def everything(sides: Sides) -> list[Any]:
     ]
 
 
-def test_tokens_are_made_listed_and_ended_by_an_admin(sides: Sides) -> None:
-    refused = sides.at_server.run("token", "list")
-    assert (refused.exit_code, "needs the role admin" in refused.stderr) == (1, True)
-    sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("admin")
-    made = sides.at_server.ok("token", "add", "ci", "--role", "viewer", "--for", "1d").strip()
-    assert sides.harness.store.tokens.find(made) is not None
-    sides.both("token", "list")
-    sides.at_server.ok("token", "remove", "ci")
-    assert sides.harness.store.tokens.find(made) is None
-
-
-def test_a_token_of_a_tenant_shows_its_feeds_and_no_others(sides: Sides) -> None:
-    sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("operator", "acme")
-    assert sides.at_server.ok("feed", "list", "-o", "name").split() == ["acme/0", "acme/1"]
-    assert "status" in sides.at_server.ok("feed", "show", "acme/1")
-    assert "no feed named" in sides.at_server.run("feed", "show", "beta/2").stderr
-    assert sides.at_server.run("feed", "pause", "acme/1", "beta/2").exit_code == 1
-    assert sides.harness.store.feeds.get("acme/1").generation == 1
-
-
 def test_the_token_may_stand_in_a_file(sides: Sides, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(sides.at_server.environment.pop("FEEDQ_TOKEN") + "\n")

@@ -175,12 +175,8 @@ def completed(line: str, url: str) -> tuple[list[str], str]:
     [
         ("feedq feed pause ", ["acme/a", "acme/b", "beta/c"]),
         ("feedq feed pause acme/", ["acme/a", "acme/b"]),
-        ("feedq feed pause acme/a b", ["beta/c"]),
-        ("feedq feed cursor show b", ["beta/c"]),
         ("feedq feed list --tenant ", ["acme", "beta"]),
-        ("feedq feed list --worker w", ["w@host"]),
         ("feedq feed move --to ", ["w@host"]),
-        ("feedq events --feed acme/", ["acme/a", "acme/b"]),
         ("feedq worker drain ", ["w@host"]),
         ("feedq schedule trigger n", ["nightly"]),
         ("feedq feed set acme/a w", []),

@@ -133,19 +133,6 @@ def test_what_the_source_sends_lands_in_the_table(
     assert {name for name in columns if shown.columns[name] is None} <= optional
 
 
-def test_every_kind_of_source_that_was_promised_has_an_example() -> None:
-    assert {path.stem for path in FILES} == {
-        "adsb",
-        "ais",
-        "bluesky-posts",
-        "coinbase-trades",
-        "gtfs-realtime",
-        "ripe-ris-live",
-        "usgs-earthquakes",
-        "wikimedia-recentchange",
-    }
-
-
 EXAMPLES = Path(__file__).parents[2] / "examples" / "schedules"
 
 FILE = EXAMPLES / "schedules.yaml"

@@ -11,22 +11,15 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feedq.local import tether
 from feedq.local.datadir import DataDir
-from feedq.local.demo import specs
-from feedq.local.demo_source import RATES, Timetable, parse_hello
 from feedq.local.process import (
-    Account,
     end,
-    may_enter,
     poll_until,
     spawn,
     tail,
@@ -36,13 +29,11 @@ from feedq.local.stack import (
     Service,
     stop_all,
 )
-from feedq.records.template import fill_in
 
 GENEROUS_S = 20.0
 
 SLEEP = ["/bin/sleep", "600"]
 
-DEAF = ["/bin/sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"]
 
 PARENT = """
     import os, sys, time
@@ -114,27 +105,6 @@ def test_the_watcher_ends_its_children_and_leaves_those_that_had_ended_before() 
             process.wait(GENEROUS_S)
 
 
-def test_a_child_that_ignores_its_signal_is_killed_after_the_grace(tmp_path: Path) -> None:
-    child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
-    assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)
-    assert end(child, (signal.SIGTERM, 0.1)) == -signal.SIGKILL
-
-
-def test_a_directory_closed_to_others_cannot_be_entered_by_them(tmp_path: Path) -> None:
-    inner = tmp_path / "closed" / "inner"
-    inner.mkdir(parents=True)
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory.stat().st_uid == os.getuid() and not directory.stat().st_mode & 0o001:
-            directory.chmod(directory.stat().st_mode | 0o001)
-    stranger = Account("stranger", 59_999, 59_999)
-    inner.chmod(0o711)
-    inner.parent.chmod(0o711)
-    assert may_enter(inner, stranger)
-    inner.parent.chmod(0o700)
-    assert not may_enter(inner, stranger)
-    assert may_enter(inner, Account("owner", os.getuid(), os.getgid()))
-
-
 def test_a_lock_is_held_until_the_child_that_inherited_it_ends(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock", what="the data")
     lock.acquire()
@@ -193,28 +163,3 @@ def test_a_shell_gets_every_value_as_it_is(shell: str, tmp_path: Path) -> None:
         done = subprocess.run([shell, "-c", typed], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout).items() >= SETTINGS.items()
-
-
-T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
-
-
-@given(
-    base=st.integers(0, 10**9),
-    rate=st.sampled_from(sorted(RATES.values())),
-    seconds=st.floats(0, 10**6),
-)
-def test_every_record_is_due_by_the_time_that_it_names(base: int, rate: float, seconds: float) -> None:
-    timetable = Timetable(base, T0, rate)
-    last = timetable.last_due(T0 + timedelta(seconds=seconds))
-    assert last >= base
-    tolerance = timedelta(microseconds=2)
-    assert timetable.due_at(last) <= T0 + timedelta(seconds=seconds) + tolerance
-    assert timetable.due_at(last + 1) >= T0 + timedelta(seconds=seconds) - tolerance
-
-
-@pytest.mark.parametrize("cursor", [None, 0, 17])
-def test_the_declared_hello_is_what_the_source_understands(cursor: int | None) -> None:
-    spec = specs(16_000)[0]
-    hello = fill_in(spec.source["hello"], feed=spec.name, cursor=cursor, secrets={})
-    assert hello.endswith(b"\n")
-    assert parse_hello(hello) == (spec.name, cursor or 0)

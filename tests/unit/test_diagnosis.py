@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-import msgspec
 import pytest
 
 from feedq.control.store.fleet_state import FleetState, JobState
@@ -52,11 +51,10 @@ from feedq.verbs.diagnosis.schedule_checks import (
 )
 from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
-from tests.fakes.control import ControlDatabase
 from tests.fakes.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
 from tests.fakes.standing import standing
-from tests.unit.command import NO_JOBS, Command
+from tests.unit.command import NO_JOBS
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 
@@ -479,38 +477,6 @@ def test_of_many_tasks_the_first_are_named() -> None:
 
 
 # -- the commands ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command(control: ControlDatabase) -> Command:
-    return Command()
-
-
-def test_status_shows_schedules_and_runs(command: Command) -> None:
-    command.worker("one")
-    assert "schedules" not in command.ok("status")
-    assert command.json("status")["jobs"]["active"] == 0
-    command.job_state = replace(WELL, tripped=("acme/x",))
-    out = command.ok("status")
-    assert "schedules  12: 10 active, 2 paused (1 by failures)" in out
-    assert "runs       3 running, 5 waiting, the oldest due for 12s" in out
-    assert "job slots  8 on 2 workers" in out
-    assert "warn: paused: 1 schedule paused by failures: acme/x" in out
-    document = command.json("status")
-    jobs = document["jobs"]
-    assert (jobs["active"], jobs["paused"], jobs["tripped"]) == (10, 2, ["acme/x"])
-    assert jobs["oldest_due_s"] == 12.0
-    assert "paused" in {warning["name"] for warning in document["warnings"]}
-
-
-def test_top_has_them_on_its_line(command: Command) -> None:
-    assert "runs:" not in command.ok("top", "--count", "1")
-    command.job_state = WELL
-    line = command.ok("top", "--count", "1")
-    assert line.rstrip().endswith("runs: 3 running, 5 waiting, the oldest due for 12s")
-    document = msgspec.json.decode(command.ok("top", "--count", "1", "--json"))
-    jobs = document["fleet"]["jobs"]
-    assert (jobs["running"], jobs["waiting"], jobs["slots"]) == (3, 5, 8)
 
 
 def listed(*views: FeedView) -> list[Check]:

@@ -21,7 +21,6 @@ from feedq.core.schedule.spec import (
 from feedq.core.values import DURATION_MAX_S
 from feedq.core.values import read as read_one
 from feedq.verbs import changes, documents, manifests
-from feedq.verbs.changes import Action
 from tests.schedules import Keys, schedule_spec
 
 FULL = """
@@ -258,19 +257,6 @@ def test_names_of_problems_are_those_of_the_manifest() -> None:
 
 def there(name: str, **keys: Any) -> ScheduleSpec:
     return schedule_spec(name, task="t", **keys)
-
-
-def test_a_plan_adds_changes_and_removes() -> None:
-    declared = schedules(FULL) + schedules(EVERY)
-    existing = {"a": there("a", kwargs={"days": {}}), "z": there("z")}
-    found = changes.plan("schedule", declared, existing, remove=existing)
-    assert [(c.action, c.name) for c in found.changes] == [
-        (Action.ADD, "acme/nightly-cleanup"),
-        (Action.CHANGE, "a"),
-        (Action.REMOVE, "z"),
-    ]
-    options = [(o.option, o.before, o.after) for o in found.changes[1].options]
-    assert options == [("every", "1m", "30s"), ("kwargs.days", {}, "(unset)")]
 
 
 def test_what_does_not_say_paused_keeps_what_there_is() -> None:

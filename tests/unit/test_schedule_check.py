@@ -117,12 +117,6 @@ def test_long_names_over_many_values_cost_neither_time_nor_memory() -> None:
     assert sum(map(len, found)) < 2_000_000
 
 
-def test_everything_that_is_wrong_is_named_at_once() -> None:
-    spec = schedule_spec("a b", cron=("0 25 * * *",), zone="Nowhere", task="", priority=999, jitter=-1)
-    options = [problem.partition(":")[0] for problem in problems(spec)]
-    assert options == ["name", "task", "zone", "cron", "priority", "jitter"]
-
-
 @pytest.mark.parametrize(
     ("name", "is_secret"),
     [

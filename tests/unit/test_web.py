@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
 from xml.etree import ElementTree
 
-import click
 import flower
 import pytest
 from hypothesis import given
@@ -22,25 +19,22 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from feedq.api.authentication import is_allowed, is_foreign
-from feedq.control.store.history import ListedEvent
 from feedq.core.landed import LandedBucket, Span
-from feedq.core.model import Event, Status
+from feedq.core.model import Status
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import ScheduleSpec
 from feedq.core.selection import Selection, SelectionOrder
 from feedq.errors import InvalidInput
 from feedq.settings import Settings
-from feedq.telemetry.event_names import EventKind
 from feedq.telemetry.logs import LogEvent
 from feedq.verbs.details import Fact, schedule_lines, shown
 from feedq.verbs.feeds import list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
 from feedq.verbs.schedules import ScheduleDocument, schedule_row
 from feedq.verbs.wording import lag_s, seconds, tick_of, took_s, why_run
-from feedq.web import extend_flower
 from feedq.web.buttons import ASKS, bulk_buttons
-from feedq.web.charts import HEIGHT, LEAST, WIDTH, OwnerChart, landed_charts, owner_chart, sparkline
+from feedq.web.charts import HEIGHT, LEAST, landed_charts
 from feedq.web.dialogs import declared_in
 from feedq.web.guard import caller_of, why_refused, why_unsafe
 from feedq.web.queries import address_of, arguments_of
@@ -189,8 +183,6 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
-ANNA, BERTA = uuid4(), uuid4()
-
 
 def rects(svg: str) -> list[ElementTree.Element]:
     return ElementTree.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')).findall(
@@ -201,22 +193,6 @@ def rects(svg: str) -> list[ElementTree.Element]:
 def bucket(minute: int, rate: float | None) -> LandedBucket:
     at = NOON + timedelta(minutes=minute)
     return LandedBucket(at) if rate is None else LandedBucket(at, int(60 * rate), rate, 0, None)
-
-
-def event(minute: float, kind: EventKind, worker: UUID | None = None) -> Event:
-    at = NOON + timedelta(minutes=minute)
-    return Event(at, kind, feed_id=1, worker_id=worker, epoch=1, detail={})
-
-
-def drawn(events: Sequence[Event], *, minute: float) -> OwnerChart:
-    names = {ANNA: "anna", BERTA: '"><script>'}
-    listed = [
-        ListedEvent(n, one, "f", None if one.worker_id is None else names[one.worker_id])
-        for n, one in enumerate(events)
-    ]
-    found = owner_chart(listed, now=NOON + timedelta(minutes=minute))
-    assert found is not None
-    return found
 
 
 def test_a_bar_is_as_high_as_its_part_of_the_highest_and_a_gap_is_none() -> None:
@@ -233,30 +209,6 @@ def test_a_bar_is_as_high_as_its_part_of_the_highest_and_a_gap_is_none() -> None
     ]
     assert charts[0].said == "at most 10/s in the last hour, 0/s at its end"
     assert charts[1].said == "nothing known of the last hour"
-
-
-def test_a_sparkline_has_a_bar_for_each_minute_in_which_something_landed() -> None:
-    svg = sparkline([bucket(0, 10.0), bucket(1, None), bucket(2, 5.0), bucket(3, 0.0), bucket(4, 0.001)])
-    assert 'd="M5 100V0M25 100V50M45 100V98"' in svg
-    assert "Last 5 minutes: at most 10 rows/s, at the end 0.001" in svg
-    assert sparkline([bucket(0, None)]) == ""
-
-
-def test_an_owner_has_a_feed_from_its_claim_to_the_end_of_its_lease() -> None:
-    events = [
-        event(8, EventKind.LEASE_CLAIMED, BERTA),
-        event(6, EventKind.LEASE_RELEASED, ANNA),
-        event(2, EventKind.LEASE_CLAIMED, ANNA),
-        event(0, EventKind.FEED_ADDED),
-    ]
-    chart = drawn(events, minute=10)
-    owners = [r for r in rects(chart.svg) if (r.get("class") or "").startswith("feedq-owner")]
-    assert [(r.get("x"), r.get("width")) for r in owners] == [
-        (f"{0.2 * WIDTH}", f"{0.4 * WIDTH}"),
-        (f"{0.8 * WIDTH}", f"{0.2 * WIDTH}"),
-    ]
-    assert [r.get("class") for r in owners] == [colour for _, colour in chart.owners]
-    assert "<script>" not in chart.svg
 
 
 NOW = NEW_YEAR
@@ -470,28 +422,6 @@ def test_flower_on_a_unix_socket_needs_no_login() -> None:
 
 
 FLOWER_TEMPLATES = Path(flower.__file__).with_name("templates")
-
-
-@pytest.mark.parametrize("command", [["worker"], ["inspect", "flower"]])
-def test_the_hook_goes_by_the_subcommand_alone(command: list[str]) -> None:
-    """A word ``flower`` elsewhere on the command line is not the subcommand."""
-    asked: list[bool] = []
-
-    @click.group(invoke_without_command=True)
-    def root() -> None:
-        before = "feedq.web.site" in sys.modules
-        extend_flower()
-        asked.append(before == ("feedq.web.site" in sys.modules))
-
-    @root.command()
-    @click.argument("words", nargs=-1)
-    def inspect(words: tuple[str, ...]) -> None: ...
-
-    @root.command()
-    def worker() -> None: ...
-
-    root(command, standalone_mode=False)
-    assert asked == [True]
 
 
 def test_flowers_navigation_gets_our_tabs_in_front() -> None:
