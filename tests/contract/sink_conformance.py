@@ -45,9 +45,18 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import Batch
-from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
-from feedq.sinks.base import Fenced, Superseded, Unusable, Written
+from feedq.core.model import Batch, StartCursor
+from feedq.errors import Conflict, FeedqError, InvalidInput, SinkUnavailable
+from feedq.sinks.base import (
+    Checkpoint,
+    CheckpointChange,
+    Fenced,
+    Judge,
+    Superseded,
+    Unusable,
+    Written,
+    anybody,
+)
 from tests.contract.sink_interrupts import SinkInterrupts
 from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
@@ -76,6 +85,12 @@ __all__ = ["FrozenWrite", "SinkConformance", "SinkHarness"]
 
 UNREADABLE = b'{"cut": '
 """No JSON, whatever the database."""
+
+
+def changed(choose: Callable[[Checkpoint | None], StartCursor], judge: Judge = anybody) -> CheckpointChange:
+    """A change of the first feed's cursor."""
+    asked = request(1, 1)
+    return CheckpointChange(asked.feed_id, asked.feed, asked.identity, choose, judge=judge)
 
 
 class SinkConformance(SinkInterrupts):
@@ -497,6 +512,39 @@ class SinkConformance(SinkInterrupts):
         assert dead(sink) == []
         # No stream is moved by it.
         assert fence(sink, 1, 1) == Fenced(1, 1, "end", 0)
+
+    # -- what people change --------------------------------------------------------------------------
+
+    def test_a_cursor_that_a_person_gives_takes_the_feed_from_its_owner(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        left = fence(sink, 1, 1).commit_id
+        left = sink.write([write(1, 1, batch(b"1", cursor=1), continues=left)]).commit_id
+        sink.change_checkpoint(changed(lambda own: StartCursor([own.cursor if own else None], 7)))
+        assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=left)]).rewound == ((1, 1),)
+        assert fence(sink, 1, 1) == Fenced(1, 1, [1], 7)
+        (checkpoint,) = sink.checkpoints(["feed/1"])
+        assert (checkpoint.feed_id, checkpoint.cursor, checkpoint.records) == (1, [1], 7)
+
+    def test_what_a_judge_forbids_is_not_done(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 1)
+        fence(sink, 2, 1, TARGETS["text"])
+        sink.write([write(1, 1, batch(b"1", b"no json", cursor="end"))])
+        (letter,) = sink.dead_letters()
+
+        def forbid() -> None:
+            raise Conflict("the feed is running")
+
+        for change in (
+            lambda: sink.replay([letter.id], TARGETS["text"], judge=forbid),
+            lambda: sink.drop([letter.id], judge=forbid),
+            lambda: sink.change_checkpoint(changed(lambda _: StartCursor(None), judge=forbid)),
+        ):
+            with pytest.raises(Conflict):
+                change()
+        assert sink.dead_letters() == [letter]
+        assert fence(sink, 1, 2) == Fenced(1, 2, "end", 1)
+        assert sink.replay([letter.id], TARGETS["text"], judge=lambda: None).landed == 1
 
     # -- many at once --------------------------------------------------------------------------------
 

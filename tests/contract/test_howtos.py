@@ -161,19 +161,23 @@ def test_the_sink_of_the_page_is_found_by_its_scheme(package: Path) -> None:
     assert run_sink(package, "-c", asked).stdout == "JournalSink\n"
 
 
-def test_the_suite_refuses_a_sink_that_lets_anybody_write(package: Path) -> None:
+def test_the_suite_refuses_a_sink_that_loses_or_doubles_records(package: Path) -> None:
     text, tests = (package / "journal.py").read_text(), (package / "test_journal.py").read_text()
-    for module, condition in (
-        ("stale", "epoch > write.epoch"),
-        ("behind", "left_at != str(write.continues)"),
+    for module, statement, instead in (
+        ("losing", "dead.append((suspect, str(unreadable)))", "pass"),
+        (
+            "doubling",
+            "self.session.execute(insert(self.table), rows)",
+            "self.session.execute(insert(self.table), 2 * rows)",
+        ),
     ):
-        assert text.count(condition) == 1
-        (package / f"{module}.py").write_text(text.replace(condition, "False"))
+        assert text.count(statement) == 1
+        (package / f"{module}.py").write_text(text.replace(statement, instead))
         assert "from journal import" in tests
         (package / f"test_{module}.py").write_text(
             tests.replace("from journal import", f"from {module} import")
         )
-    chosen = ("-k", "stale_epoch or continues_another", "test_stale.py", "test_behind.py")
+    chosen = ("-k", "unreadable_records or land_in_order", "test_losing.py", "test_doubling.py")
     ran = run_sink(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
-    for failed in (r"test_stale\.py.*stale_epoch", r"test_behind\.py.*continues_another"):
+    for failed in (r"test_losing\.py.*unreadable_records", r"test_doubling\.py.*land_in_order"):
         assert re.search(f"^FAILED {failed}", ran.stdout, re.MULTILINE), ran.stdout[-4_000:]

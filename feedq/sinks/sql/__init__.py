@@ -4,6 +4,6 @@ It keeps the promises of the PostgreSQL sink with plain means: rows go in by ``I
 are converted here to what the types of their columns want, so that no database bends one silently.
 """
 
-from feedq.sinks.sql.sink import SqlSink
+from feedq.sinks.sql.sink import SqlCatalog, SqlSink
 
-__all__ = ["SqlSink"]
+__all__ = ["SqlCatalog", "SqlSink"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from sqlalchemy import Engine, Inspector, NullPool, create_engine, inspect, make_url, types
@@ -41,62 +41,6 @@ SESSIONS: Final[dict[str, type[SqlSession]]] = {
 """By the name of SQLAlchemy's dialect."""
 
 
-class SqlSink(TransactionalSink):
-    """A session with a database, on behalf of one worker. Belongs to one thread."""
-
-    session_type: type[SqlSession]
-
-    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
-        """Raises `InvalidInput` for a URL that leads to no database, or to one without a driver here."""
-        super().__init__(url, environment=environment, worker_id=worker_id, role=role)
-        self.session_type, self._engine = _database_of(url)
-
-    def _open(self) -> tuple[SqlSession, SqlCatalog]:
-        try:
-            session = self.session_type(
-                self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
-            )
-            try:
-                session.ensure_bookkeeping()
-            except BaseException:
-                session.close()
-                raise
-        except (OSError, RuntimeError) as error:
-            # Not all that a driver raises when it cannot connect is wrapped.
-            raise self._unavailable(error) from error
-        return session, SqlCatalog(session)
-
-
-def _database_of(url: str) -> tuple[type[SqlSession], Engine]:
-    """What a URL leads to; no connection is made. Raises `InvalidInput`."""
-    sink = f"sink {mask_url(url)}"
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        # From None: what SQLAlchemy says of a URL that it cannot read may quote the password.
-        raise InvalidInput(
-            f"{sink}: SQLAlchemy cannot read this URL; special characters in user name and password must be "
-            "percent-encoded"
-        ) from None
-    scheme, _, driver = parsed.drivername.partition("+")
-    kind = SESSIONS[scheme]
-    if driver not in ("", kind.driver):
-        raise InvalidInput(f"{sink}: feedq speaks to it by {kind.driver} only: write {scheme}://…")
-    try:
-        engine = create_engine(
-            parsed.set(drivername=f"{scheme}+{kind.driver}"),
-            poolclass=NullPool,
-            connect_args=kind.connect_args(parsed),
-            isolation_level="AUTOCOMMIT",
-            hide_parameters=True,
-        )
-    except ModuleNotFoundError:
-        raise InvalidInput(f"{sink}: the driver is not installed: pip install {kind.driver}") from None
-    except ArgumentError as error:
-        raise InvalidInput(f"{sink}: {mask_url(str(error))}") from None
-    return kind, engine
-
-
 WHOLE_INDEX_ONLY: Final = ("_where", "_length")
 """Options of an index that covers some rows only, or the beginnings of values."""
 TEXT: Final = ("text",)
@@ -119,6 +63,7 @@ KINDS: Final = {
 class SqlCatalog(Catalog):
     """The targets as a session sees them. Methods raise `SQLAlchemyError`."""
 
+    plan_type: ClassVar[type[TargetPlan]] = InsertPlan
     _session: SqlSession
 
     def judge(self, target: Target, shape: TableShape | None) -> str | None:
@@ -128,8 +73,8 @@ class SqlCatalog(Catalog):
         assert shape is not None
         return None if self._session.upserts_by_key else _other_key(target, shape)
 
-    def make_plan(self, target: Target, shape: TableShape) -> InsertPlan:
-        return InsertPlan(self._session, target, shape)
+    def make_plan(self, target: Target, shape: TableShape) -> TargetPlan:
+        return self.plan_type(self._session, target, shape)
 
     def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
         # Not every database makes tables in a transaction: records are only read and converted.
@@ -201,6 +146,63 @@ class SqlCatalog(Catalog):
             unfit(session.unfit_table(inspector, name)),
             has_other_unique=has_partial,
         )
+
+
+class SqlSink(TransactionalSink):
+    """A session with a database, on behalf of one worker. Belongs to one thread."""
+
+    session_type: type[SqlSession]
+    catalog_type: ClassVar[type[SqlCatalog]] = SqlCatalog
+
+    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
+        """Raises `InvalidInput` for a URL that leads to no database, or to one without a driver here."""
+        super().__init__(url, environment=environment, worker_id=worker_id, role=role)
+        self.session_type, self._engine = _database_of(url)
+
+    def _open(self) -> tuple[SqlSession, SqlCatalog]:
+        try:
+            session = self.session_type(
+                self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
+            )
+            try:
+                session.ensure_bookkeeping()
+            except BaseException:
+                session.close()
+                raise
+        except (OSError, RuntimeError) as error:
+            # Not all that a driver raises when it cannot connect is wrapped.
+            raise self._unavailable(error) from error
+        return session, self.catalog_type(session)
+
+
+def _database_of(url: str) -> tuple[type[SqlSession], Engine]:
+    """What a URL leads to; no connection is made. Raises `InvalidInput`."""
+    sink = f"sink {mask_url(url)}"
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # From None: what SQLAlchemy says of a URL that it cannot read may quote the password.
+        raise InvalidInput(
+            f"{sink}: SQLAlchemy cannot read this URL; special characters in user name and password must be "
+            "percent-encoded"
+        ) from None
+    scheme, _, driver = parsed.drivername.partition("+")
+    kind = SESSIONS[scheme]
+    if driver not in ("", kind.driver):
+        raise InvalidInput(f"{sink}: feedq speaks to it by {kind.driver} only: write {scheme}://…")
+    try:
+        engine = create_engine(
+            parsed.set(drivername=f"{scheme}+{kind.driver}"),
+            poolclass=NullPool,
+            connect_args=kind.connect_args(parsed),
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+        )
+    except ModuleNotFoundError:
+        raise InvalidInput(f"{sink}: the driver is not installed: pip install {kind.driver}") from None
+    except ArgumentError as error:
+        raise InvalidInput(f"{sink}: {mask_url(str(error))}") from None
+    return kind, engine
 
 
 def _other_key(target: Target, shape: TableShape) -> str | None:
