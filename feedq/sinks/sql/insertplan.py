@@ -2,8 +2,8 @@
 
 Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
 `feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
-sees it, which tells the usual reasons apart without a single attempt. A NULL is for the database to judge: a
-trigger may put something in its place.
+sees it, which tells the usual reasons apart without a single attempt. A NULL is for the database to judge, if it
+does: a trigger may put something in its place.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class InsertPlan(TargetPlan):
             name: session.conversion(column.own_type, is_json=column.type == "json")
             for name, column in columns.items()
         }
+        self._not_null = frozenset(
+            name
+            for name, column in columns.items()
+            if column.not_null and session.bends_null(column.own_type)
+        )
         self._rows = ColumnRows(target, shape.columns) if target.is_mapped else None
         self._table = table = Table(
             shape.name,
@@ -94,6 +99,8 @@ class InsertPlan(TargetPlan):
                     values[name] = self._conversions[name].convert(text)
                 except UnreadableRecord as unfit:
                     raise Unfit(f"column {name!r}: {unfit}") from None
+            elif name in self._not_null:
+                raise Unfit(f"Column {name!r} cannot be null")
             else:
                 values[name] = None
         return values

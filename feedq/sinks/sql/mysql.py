@@ -265,6 +265,11 @@ class MySqlSession(SqlSession):
                 return conversion(column_type)
 
     @classmethod
+    def bends_null(cls, column_type: Any) -> bool:
+        # It becomes the current time, in MariaDB.
+        return isinstance(column_type, types.TIMESTAMP)
+
+    @classmethod
     def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
         # INSERT IGNORE would ignore everything else as well: values cut off, constraints, wrong types.
         statement = insert(table)

@@ -178,6 +178,11 @@ class SqlSession(SinkSession):
         """How texts become values of a column."""
 
     @classmethod
+    def bends_null(cls, column_type: Any) -> bool:
+        """Whether a NULL for a column of this type that is NOT NULL becomes something else, without an error."""
+        return False
+
+    @classmethod
     @abstractmethod
     def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
         """An INSERT that changes a row whose key is there already, or leaves it alone if ``change`` is empty."""
