@@ -304,6 +304,14 @@ def test_a_database_that_was_used_without_roles_is_handed_over_with_all_that_is_
             "ALTER TABLE feedq_checkpoint ADD COLUMN m int; SELECT n FROM feedq_checkpoint",
         )
         assert migrate.upgrade(url_of(old, Role.MIGRATION)) == 0
+        left = """
+            WITH ours AS (SELECT oid FROM pg_namespace WHERE nspname IN ('feedq', 'feedq_1'))
+            SELECT oid::regclass::text FROM pg_class
+            WHERE relnamespace IN (TABLE ours) AND relowner <> 'feedq_migration'::regrole
+            UNION ALL SELECT oid::regprocedure::text FROM pg_proc
+            WHERE pronamespace IN (TABLE ours) AND proowner <> 'feedq_migration'::regrole
+        """
+        assert ask(old, left) == []
     finally:
         postgres.drop_database("old")
 

@@ -28,10 +28,10 @@ from feedq.control.store.feed_rows import (
     read_feeds,
     read_views,
 )
-from feedq.control.store.history import EventFilter, EventListing
+from feedq.control.store.history import EventFilter, EventListing, told_of
 from feedq.control.store.leases import brief_cursor
 from feedq.control.store.protocol import call, document
-from feedq.core.authorship import not_own, own_tenant, signed
+from feedq.core.authorship import not_own, own_tenant
 from feedq.core.differences import OptionChange, difference
 from feedq.core.model import (
     ChangedCursor,
@@ -207,7 +207,7 @@ class Feeds(Aggregate):
         commits."""
         # Whole, and as texts: jsonb would change some, and a person may set the old one again.
         cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
-        told, cursor = _told({"verb": change.verb, **cursors}), storable_json(change.after)
+        told, cursor = told_of({"verb": change.verb, **cursors}), storable_json(change.after)
         answer = call(
             c, "change_cursor", list[Outcome], named=name, cursor=cursor, of_tenant=own_tenant(), told=told
         )
@@ -229,7 +229,7 @@ class Feeds(Aggregate):
             targets=[target for _, target in targets],
             of_tenant=own_tenant(),
             stop_within_s=stop_within_s,
-            told=_told({}),
+            told=told_of({}),
         )
         errors = {one.name: one.error() for one in outcomes}
         return [errors[name] for name, _ in targets]
@@ -256,7 +256,7 @@ class Feeds(Aggregate):
     ) -> None:
         """Write down that so many dead letters of a feed were replayed or dropped, and whether there are
         others. Raises `NotFound`."""
-        told = _told(detail) if any(detail.values()) else None
+        told = told_of(detail) if any(detail.values()) else None
         asked = {"named": name, "what": kind.value, "gone": gone, "are_left": are_left, "told": told}
         if not call(c, "dead_letters_gone", bool, **asked):
             raise no_feed(name)
@@ -330,7 +330,7 @@ def _change(
 ) -> list[Outcome]:
     if kind not in (EventKind.FEED_ADDED, EventKind.FEED_EDITED):
         return _act(c, kind, catalog, changes, {} if catalog is None else {"catalog": catalog})
-    told = _told({} if catalog is None else {"catalog": catalog})
+    told = told_of({} if catalog is None else {"catalog": catalog})
     declared = document(one.declared() for one in changes)
     if kind is EventKind.FEED_ADDED:
         return call(c, "add_feeds", list[Outcome], declared=declared, of_catalog=catalog, told=told)
@@ -355,13 +355,8 @@ def _act(
         generations=[None if one.expected is None else one.expected[1] for one in changes],
         of_catalog=catalog,
         of_tenant=own_tenant(),
-        told=_told(detail),
+        told=told_of(detail),
     )
-
-
-def _told(detail: Mapping[str, Any]) -> str:
-    """What history keeps of a change, with its author."""
-    return storable_json(signed(dict(detail)))
 
 
 def of_others(catalog: str | None) -> str:
@@ -395,7 +390,7 @@ class Backfills(Aggregate):
             key=backfill.key,
             declared=document([child]),
             of_tenant=own_tenant(),
-            told=_told({**bounds, "key": backfill.key}),
+            told=told_of({**bounds, "key": backfill.key}),
         )
         match outcome.refusal:
             case "known":
@@ -415,7 +410,7 @@ class Backfills(Aggregate):
         """End the backfill of a feed, which has landed what it has. Raises `NotFound`, `Forbidden`."""
         found = _of(c, parent)
         outcome = call(
-            c, "cancel_backfill", Outcome, of_feed=parent.name, of_tenant=own_tenant(), told=_told({})
+            c, "cancel_backfill", Outcome, of_feed=parent.name, of_tenant=own_tenant(), told=told_of({})
         )
         if found is None or outcome.refusal == "none":
             raise no_backfill(parent.name)

@@ -31,9 +31,13 @@ def record(
     *,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an event, with the author of this context."""
-    told = storable_json(signed(dict(detail or {})))
-    call(c, "record", bool, kind=kind.value, feed=feed_id, told=told)
+    """Write an event."""
+    call(c, "record", bool, kind=kind.value, feed=feed_id, told=told_of(detail or {}))
+
+
+def told_of(detail: Mapping[str, Any]) -> str:
+    """What history keeps of a change, with the author of this context."""
+    return storable_json(signed(dict(detail)))
 
 
 PAGE_MAX = 1_000

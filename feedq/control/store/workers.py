@@ -9,8 +9,8 @@ from uuid import UUID
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction, storable_json
 from feedq.control.store.feed_rows import read_documents
+from feedq.control.store.history import told_of
 from feedq.control.store.protocol import ask, call, document, read
-from feedq.core.authorship import signed
 from feedq.core.model import (
     Heartbeat,
     LeaseState,
@@ -59,8 +59,8 @@ class Workers(Aggregate):
         """Set what a person wants of a worker. Unless it is to serve, what it has not claimed yet is free at
         once; what it runs is handed over by passes. Wakes reconcile. False when it is gone."""
         with self._database.statement() as c:
-            detail = storable_json(signed({}))
-            is_there = call(c, "set_target", bool, session=worker_id, target=target.value, detail=detail)
+            given = {"session": worker_id, "target": target.value, "detail": told_of({})}
+            is_there = call(c, "set_target", bool, **given)
         if is_there and target is not WorkerTarget.SERVING:
             drained = target is WorkerTarget.DRAINED
             self._free_unclaimed(worker_id, reason=Reason.DRAINED if drained else Reason.RELEASED)
