@@ -48,16 +48,6 @@ def names(document: Any) -> list[str]:
     return [view["feed"]["spec"]["name"] for view in document["items"]]
 
 
-def pages(api: ApiClient, path: str, **params: Any) -> Iterator[Any]:
-    cursor = None
-    while True:
-        page = api.json(path, params=params | ({} if cursor is None else {"cursor": cursor}))
-        yield page
-        cursor = page["next"]
-        if cursor is None:
-            return
-
-
 # -- problems ----------------------------------------------------------------------------------------
 
 OF_A_MACHINE = re.compile(
@@ -102,12 +92,6 @@ def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tena
 
 
 # -- lists -------------------------------------------------------------------------------------------
-
-
-def test_pages_go_through_all_feeds_by_name_once(api: ApiClient, feeds: None) -> None:
-    shown = [names(page) for page in pages(api, "/feeds", limit=3)]
-    assert [len(page) for page in shown] == [3, 1]
-    assert sorted(name for page in shown for name in page) == sorted(NAMES)
 
 
 def test_a_page_goes_on_behind_the_last_whatever_was_added_and_removed_since(

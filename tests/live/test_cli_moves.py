@@ -48,21 +48,6 @@ def target_states(command: Command) -> dict[str, str]:
 # -- cordon and drain --------------------------------------------------------------------------------
 
 
-def test_a_cordoned_worker_keeps_its_feeds_and_is_given_no_more(command: Command) -> None:
-    two_workers_with(command)
-    assert command.ok("worker", "cordon", "one") == "one cordoned\n"
-    for name in "abc":
-        command.feed(name)
-    command.stream()
-    assert set(where(command).values()) == {"two"}
-    assert target_states(command) == {"one": "cordoned", "two": "serving"}
-    assert command.ok("worker", "list").splitlines()[1].split()[:3] == ["one", "active", "cordoned"]
-    assert command.json("worker", "uncordon", "one")["worker"]["target_state"] == "serving"
-    command.feed("d")
-    command.stream()
-    assert where(command)["d"] == "one"
-
-
 def test_a_drain_waits_until_every_feed_has_another_place(command: Command) -> None:
     two_workers_with(command, *"abcdefgh")
     command.during_waits(lambda: hand_over(command, at_most=1))
@@ -110,28 +95,6 @@ def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> 
     assert "a on another worker: not within 0 s; it may still happen. it is being moved to two" in error
 
 
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (
-            ("worker", "cordon", "two"),
-            "worker 'two' takes no feeds: it is cordoned; `feedq worker uncordon two` lets it serve again",
-        ),
-        (
-            ("feed", "set", "a", "selector.required.region=eu"),
-            "no worker that it may go to has region=eu, which it requires",
-        ),
-        (("feed", "pause", "a"), "is paused: resume it, then move it"),
-    ],
-)
-def test_a_move_that_cannot_be_is_refused_with_the_reason(
-    command: Command, prepare: tuple[str, ...], message: str
-) -> None:
-    two_workers_with(command, "a")
-    command.ok(*prepare)
-    assert message in command.refused("feed", "move", "a", "--to", "two", status=1)
-
-
 # -- waiting ----------------------------------------------------------------------------------------
 
 
@@ -141,14 +104,6 @@ def test_waiting_ends_when_it_has_happened(command: Command) -> None:
     command.during_waits(command.stream)
     assert command.ok("feed", "restart", "a", "--wait").endswith("a restarted\n")
     assert command.view("a").lease.records_total == 1_000
-
-
-def test_waiting_in_vain_fails_after_its_timeout(command: Command) -> None:
-    command.feed("a")
-    error = command.refused("feed", "resume", "a", "--wait", "--timeout", "0", status=1)
-    assert error.startswith(
-        "Error: a streaming: not within 0 s; it may still happen. the next reconcile pass"
-    )
 
 
 def test_remove_waits_until_nothing_is_left(command: Command) -> None:

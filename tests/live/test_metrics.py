@@ -99,13 +99,6 @@ def value(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, labels)
 
 
-def test_a_worker_tells_how_full_it_is() -> None:
-    refresh(replace(WELL, feeds=125, capacity=500), {})
-    assert (value("feedq_capacity"), value("feedq_utilisation_ratio")) == (500, 0.25)
-    refresh(replace(WELL, feeds=0, capacity=0), {})
-    assert value("feedq_utilisation_ratio") == 0
-
-
 def test_what_stands_for_a_moment_is_looked_at_when_it_is_asked_for() -> None:
     stuck = replace(WELL, loop_lag_s=12.0, heartbeat_age_s=3.0, unwritten_s=9.0)
     refresh(stuck, Counter({Status.STALLED: 4, Status.FAILING: 1}))

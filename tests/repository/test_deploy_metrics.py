@@ -5,22 +5,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Set
 from datetime import UTC, datetime
 from itertools import chain
-from pathlib import Path
-
-import pytest
 
 from feedq.celery.fleet_metrics import UNPLACED_REASONS, FleetReading, fleet_families, leading
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.core.model import Status
 from feedq.telemetry.metrics import REGISTRY
 from tests import promql
-from tests.promql import Alert, Series
+from tests.promql import Series
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = FleetReading(FleetState(NOW, NOW, 0.0, None), JobState(0, 0, (), None, 0, 0, 0, None, 0, 0), [], [])
@@ -48,15 +44,6 @@ def expressions() -> list[str]:
 
 def asked() -> list[Series]:
     return list(chain.from_iterable(map(promql.series_in, expressions())))
-
-
-def test_series_of_an_expression_are_told_apart_from_the_rest_of_it() -> None:
-    expr = 'sum by (feedq) (rate(feedq_a_total{x="1", y=~"b|c"}[5m])) / max(feedq_b) > 2'
-    assert list(promql.series_in(expr)) == [
-        Series("feedq_a_total", (("x", ("1",)), ("y", ("b", "c")))),
-        Series("feedq_b"),
-    ]
-    assert Alert("a", expr).measured == expr.removesuffix(" > 2")
 
 
 def test_every_metric_that_is_asked_for_exists() -> None:
@@ -88,19 +75,3 @@ def test_alerts_are_named_once_and_say_what_they_mean() -> None:
 def test_what_to_do_about_every_alert_is_documented() -> None:
     page = (promql.ROOT / "docs" / "howto" / "monitor.md").read_text()
     assert set(re.findall(r"^\| `(Feedq\w+)` \|", page, re.MULTILINE)) == {a.name for a in promql.alerts()}
-
-
-@pytest.mark.parametrize("file", promql.DASHBOARDS, ids=lambda file: file.stem)
-def test_a_dashboard_asks_the_source_that_is_chosen_and_no_panel_hides_another(file: Path) -> None:
-    board = json.loads(file.read_text())
-    assert board["uid"] == f"feedq-{file.stem}"
-    assert [variable["name"] for variable in board["templating"]["list"]] == ["datasource"]
-    places: Counter[tuple[int, int]] = Counter()
-    for panel in board["panels"]:
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        at = panel["gridPos"]
-        places.update(
-            (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
-        )
-    assert places.most_common(1)[0][1] == 1
-    assert max(x for x, _ in places) < 24

@@ -32,13 +32,6 @@ def names(command: Command) -> list[str]:
     return [view.feed.name for view in command.store.feeds.views() if view.feed.removed_at is None]
 
 
-def test_pruning_can_be_limited_to_a_tenant(command: Command) -> None:
-    command.feed("x", tenant="x")
-    command.feed("y", tenant="y")
-    command.ok("apply", "-f", "-", "--prune", "--tenant", "x", "--yes", given="")
-    assert names(command) == ["y"]
-
-
 def test_applying_does_not_wake_what_a_person_paused(command: Command) -> None:
     command.ok("apply", "-f", "-", given=feeds("a"))
     command.ok("feed", "pause", "a")

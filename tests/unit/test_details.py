@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from feedq.core.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
+from feedq.core.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Selector
 from feedq.core.passwords import masked
 from feedq.verbs.details import declaration_text, event_detail, feed_lines, shown_facts
 from feedq.verbs.feeds import FeedDocument
@@ -31,14 +31,6 @@ def document(of: FeedView) -> FeedDocument:
     return FeedDocument(of, None, None, {}, "1.1")
 
 
-def test_times_say_how_far_away_they_are() -> None:
-    backoff = Lease(1, reason=Reason.BACKOFF, due_at=NOW + timedelta(seconds=30), attempts=7)
-    lines = dict(feed_lines(document(view(backoff)), now=NOW))
-    assert lines["retry at"] == "2026-01-01 00:00:30Z (in 30s)"
-    assert lines["attempts"] == "7 in a row failed"
-    assert lines["updated"] == "2025-12-31 22:00:00Z (2h ago)"
-
-
 def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
     url = "postgresql://u:hunter2@db/x"
     leaky = Lease(1, last_error=f"cannot reach {url}", cursor={"from": url})
@@ -54,13 +46,6 @@ def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
 
 def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
     assert dict(feed_lines(document(view(Lease(1, cursor=2**70))), now=NOW))["cursor"] == str(2**70)
-
-
-def test_the_reason_does_not_repeat_the_status() -> None:
-    failed = Lease(1, reason=Reason.FAILED, last_error="table 'x' does not exist")
-    assert why(view(failed), now=NOW) == "table 'x' does not exist"
-    full = Lease(1, reason=Reason.NO_CAPACITY)
-    assert why(view(full), now=NOW) == "no_capacity"
 
 
 def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:

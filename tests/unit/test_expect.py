@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from feedq.core.expectations import expected_of, read_expectations, unmet_said, write_expectations
+from feedq.core.expectations import expected_of, read_expectations, write_expectations
 from feedq.core.model import Batch, FeedSpec
 from feedq.core.values import Wrong
 from feedq.errors import InvalidInput
@@ -104,16 +104,6 @@ def test_the_nearest_that_says_a_key_counts() -> None:
     found = expected_of("acme", {"max_refused": None}, everything=everything, tenants=tenants)
     assert found == {"max_silence": 30.0, "max_refused": None}
     assert expected_of("", {}, everything=everything, tenants=tenants) == everything
-
-
-def test_what_is_not_so_is_said_in_words() -> None:
-    assert unmet_said("max_silence", 300.0, 301.0) == "silent for more than 5m"
-    assert unmet_said("min_rows", {"per": 3600.0, "rows": 9}, 3.0) == "3 rows within 1h, and not 9"
-    lag = {"at": "/ts", "seconds": 60.0}
-    assert unmet_said("max_event_lag", lag, 61.0) == "newest event time (/ts) more than 1m ago"
-    assert unmet_said("max_event_lag", lag, 61.0, "it is so").endswith(" ago: it is so")
-    assert unmet_said("max_refused", 0.01, 0.05) == "5% refused, and not at most 1%"
-    assert unmet_said("of a later release", None, 0.0) == "of a later release"
 
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -31,7 +31,7 @@ from feedq.worker.jobs.calling import (
 )
 from feedq.worker.jobs.context import RunContext
 from tests.schedules import job_spec
-from tests.unit.job_runs import AT, ME, MemoryRuns, claimed
+from tests.unit.job_runs import ME, MemoryRuns, claimed
 
 
 @pytest.fixture(autouse=True)
@@ -226,17 +226,6 @@ def test_one_whose_session_was_cut_off_after_its_time_was_up_has_timed_out() -> 
 
 
 LIMIT_S = 10.0
-
-
-def test_it_says_which_run_this_is() -> None:
-    context = RunContext(claimed(job_spec(task="acme.report")))
-    with context.entered():
-        run = run_context()
-    assert (run.schedule, run.key, run.correlation_id) == ("acme/report", "k1", "acme/report/k1")
-    assert (run.tick_at, run.due_at, run.kind.value, run.task) == (AT, AT, "tick", "acme.report")
-    assert (run.attempt, run.fence) == (1, 7)
-    assert run.remaining_s is not None
-    assert 0 < run.remaining_s <= 60
 
 
 def test_a_wait_ends_when_the_run_is_cancelled() -> None:

@@ -71,24 +71,12 @@ def test_a_manifest_declares_feeds() -> None:
     assert orders.target_state is TargetState.PAUSED
 
 
-def test_what_is_left_out_has_its_default() -> None:
-    (spec,) = specs(MINIMAL)
-    assert spec == FeedSpec(name="a", connector="tcp", source={}, sink={"table": "t"})
-
-
 def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
     found = manifests.parse(DESIGN, origin="f.yaml").feeds
     assert [(d.where, d.spec.target_state) for d in found] == [
         ("f.yaml:3", None),
         ("f.yaml:9", TargetState.PAUSED),
     ]
-
-
-def test_a_selector_says_which_labels_a_worker_must_and_should_have() -> None:
-    text = MINIMAL.replace("sink:", "selector: {required: {region: eu}, preferred: {disk: ssd}}, sink:")
-    assert specs(text)[0].selector == Selector(required={"region": "eu"}, preferred={"disk": "ssd"})
-    for nothing in ("null", "{}", "{required: null}", "{required: {}, preferred: {}}"):
-        assert specs(MINIMAL.replace("sink:", f"selector: {nothing}, sink:"))[0].selector == Selector()
 
 
 def test_documents_add_up_and_empty_ones_do_not_count() -> None:

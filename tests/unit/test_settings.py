@@ -148,12 +148,6 @@ def test_secrets_are_allowed_by_tenant(read: Read) -> None:
     assert not read(FEEDQ_SECRETS_ALLOW="{}").permissions.allows_secret("env:A", tenant="acme")
 
 
-@pytest.mark.parametrize("value", ["", " ", ",", " , "])
-def test_an_empty_list_is_no_list(read: Read, value: str) -> None:
-    read_back = read(FEEDQ_EGRESS_DENY=value, FEEDQ_EGRESS_ALLOW=value, FEEDQ_EXEC_ALLOW=value)
-    assert read_back.permissions == Permissions()
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [
@@ -224,12 +218,3 @@ def test_a_url_whose_password_could_not_be_masked_is_refused_and_not_shown(
     assert "hunter2" not in str(refusal.value)
     if variable.startswith("FEEDQ_SINKS"):
         assert "'lake'" in str(refusal.value)
-
-
-def test_space_around_a_url_is_none_of_it_and_a_sink_without_one_is_not_set_up(read: Read) -> None:
-    known = read(
-        FEEDQ_DATABASE_URL=" postgresql://host/db\n", FEEDQ_SINKS__LAKE="", FEEDQ_SINKS__POND="mysql://h/p "
-    )
-    assert known.database_url.get_secret_value() == "postgresql://host/db"
-    assert known.sink_names == ("default", "pond")
-    assert known.sink_url("pond") == "mysql://h/p"
