@@ -296,9 +296,9 @@ def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
 ) -> None:
     h = harness
     worker, other = h.worker("w1"), h.worker("w2")
-    held, free, assigned, lost = (h.feed(f"f{n}") for n in range(4))
+    held, free, assigned, lost, unlocked = (h.feed(f"f{n}") for n in range(5))
     keys = [h.run(held, worker), h.run(free, worker)]
-    asked = [h.assign(assigned, worker), h.run(lost, other)]
+    asked, waiting = [h.assign(assigned, worker), h.run(lost, other)], h.assign(unlocked, worker)
     h.wait_for_rows(0.05)
     try:
         with closing(psycopg2.connect(h.url)) as somebody, somebody.cursor() as cursor:
@@ -307,12 +307,14 @@ def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
             cursor.execute(f"{both} FOR UPDATE", (rows,))
             told = h.store.leases.report(worker.id, [progress(key, records=5) for key in [*keys, asked[1]]])
             assert (told.held, told.busy) == ([keys[1]], [keys[0]])
+            stale = (waiting[0], waiting[1] + 1)
             assert h.store.leases.claim(worker.id, asked) == []
+            assert [c.key for c in h.store.leases.claim(worker.id, [*asked, stale, waiting])] == [waiting]
             assert h.store.leases.release(worker.id, [Release(*k, Reason.RELEASED) for k in keys]) == [
                 keys[1]
             ]
             with h.in_a_pass() as p:
-                assert p.expire_workers([worker.id]) == 0, "both that it has are locked"
+                assert p.expire_workers([worker.id]) == 1, "the two others that it has are locked"
         with h.in_a_pass() as p:
             p.moving(within_s=30)
             assert p.reap() == 2, "what a dead worker still had"
@@ -320,6 +322,27 @@ def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
         h.wait_for_rows(WAIT_FOR_ROWS_S)
     assert (h.lease(held).records_total, h.lease(free).records_total) == (0, 5)
     assert {h.lease(feed).state for feed in (held, free, assigned)} == {LeaseState.IDLE}
+
+
+@pytest.mark.parametrize("table", ["feed WHERE id", "progress WHERE feed_id"])
+def test_a_feed_that_somebody_has_locked_is_released_later_and_no_other_is(
+    harness: Harness, table: str
+) -> None:
+    h = harness
+    worker, held, free = h.worker(), h.feed("held"), h.feed("free")
+    keys = [h.run(held, worker), h.run(free, worker)]
+    h.store.feeds.remove(held.name)
+    h.absorb_edits()
+    given = [Release(*key, Reason.REMOVED, attempts=1) for key in keys]
+    h.wait_for_rows(0.05)
+    try:
+        with closing(psycopg2.connect(h.url)) as somebody, somebody.cursor() as cursor:
+            cursor.execute(f"SELECT FROM feedq.{table} = %s FOR UPDATE", (held.id,))
+            assert h.store.leases.release(worker.id, given) == [keys[1]]
+        assert h.store.leases.release(worker.id, given) == [keys[0]]
+    finally:
+        h.wait_for_rows(WAIT_FOR_ROWS_S)
+    assert h.dirty_feeds() == 1, "it is to be deleted"
 
 
 def test_a_claim_that_waits_for_a_lease_reads_the_feed_as_it_was_edited_meanwhile(

@@ -128,9 +128,8 @@ BEGIN
     RETURN coalesce(claims, '[]');
 EXCEPTION WHEN lock_not_available THEN
     free := feedq_1.lock_free(feed_ids);
-    RETURN feedq_1.claim(owner, free, ARRAY(
-        SELECT epoch FROM unnest(free) WITH ORDINALITY AS one (id, n)
-        JOIN unnest(feed_ids, epochs) AS given (feed_id, epoch) ON feed_id = id ORDER BY n));
+    RETURN (SELECT feedq_1.claim(owner, array_agg(feed_id), array_agg(epoch))
+        FROM unnest(feed_ids, epochs) AS given (feed_id, epoch) WHERE feed_id = ANY (free));
 END $body$;
 
 -- What a worker was given by a claim that still holds.
@@ -221,9 +220,8 @@ BEGIN
     RETURN coalesce(keys, '[]');
 EXCEPTION WHEN lock_not_available THEN
     free := feedq_1.lock_free(ARRAY(SELECT feed_id FROM json_to_recordset(releases) AS given (feed_id bigint)));
-    RETURN feedq_1.release(owner, (
-        SELECT coalesce(json_agg(one), '[]') FROM json_array_elements(releases) AS given (one)
-        WHERE (one ->> 'feed_id')::bigint = ANY (free)), hold_s);
+    RETURN (SELECT feedq_1.release(owner, json_agg(one), hold_s)
+        FROM json_array_elements(releases) AS given (one) WHERE (one ->> 'feed_id')::bigint = ANY (free));
 END $body$;
 
 -- Adds up what owners report of feeds that they run. Answers with those that the owner `held`, and with those that
@@ -305,9 +303,8 @@ BEGIN
 EXCEPTION WHEN lock_not_available THEN
     free := feedq_1.lock_free(ARRAY(SELECT feed_id FROM json_to_recordset(progress) AS given (feed_id bigint)));
     RETURN json_build_object(
-        'held', feedq_1.report(owner, (
-            SELECT coalesce(json_agg(one), '[]') FROM json_array_elements(progress) AS given (one)
-            WHERE (one ->> 'feed_id')::bigint = ANY (free))) -> 'held',
+        'held', (SELECT feedq_1.report(owner, json_agg(one)) -> 'held'
+            FROM json_array_elements(progress) AS given (one) WHERE (one ->> 'feed_id')::bigint = ANY (free)),
         'busy', (
             SELECT coalesce(json_agg(json_build_array(feed_id, epoch)), '[]')
             FROM json_to_recordset(progress) AS given (feed_id bigint, epoch bigint)
