@@ -253,13 +253,6 @@ def test_a_database_that_is_away_is_said_without_its_password(url: str) -> None:
     assert ("nothing listens there" in str(raised.value)) is ("127.0.0.1" in url)
 
 
-def test_a_catalog_shows_no_secret() -> None:
-    given = {"kind": "sql", "url": "postgresql://user:hunter2@host/x", "query": "SELECT 1"}
-    settings = Settings(catalogs={"crm": given})
-    assert "hunter2" not in repr(settings)
-    assert "hunter2" not in repr(open_catalog("crm", settings))
-
-
 PATIENCE_S = 30.0
 
 PIPELINE = '[{"$match": {"enabled": true}}, {"$project": {"name": "$code", "source": 1}}]'

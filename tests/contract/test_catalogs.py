@@ -85,20 +85,6 @@ def test_a_sync_adds_changes_and_removes_and_says_so(
     assert (detail["generation"], detail["changed"], detail["catalog"]) == (2, ["weight"], "crm")
 
 
-def test_a_dry_run_shows_the_difference_and_changes_nothing(
-    shell: Shell, catalog: Write, stored: PostgresStore
-) -> None:
-    catalog(feed("a"))
-    shell.ok("sync")
-    catalog(feed("b"))
-    (report,) = shell.json("sync", "--dry-run", "--remove-up-to", "1", "crm")
-    assert [(change["action"], change["name"]) for change in report["feeds"]["changes"]] == [
-        ("add", "b"),
-        ("remove", "a"),
-    ]
-    assert names(stored) == ["a"]
-
-
 def test_feeds_of_others_are_left_alone_and_named(
     shell: Shell, catalog: Write, stored: PostgresStore
 ) -> None:
@@ -185,14 +171,6 @@ def test_what_has_not_changed_is_not_compared_and_what_was_changed_by_hand_is_me
     # Other options, other feeds: the content alone does not say it.
     shell.environment["FEEDQ_CATALOGS__CRM__DEFAULTS"] = '{"tenant": "acme"}'
     assert "2 changed" in shell.ok("sync")
-
-
-def test_what_a_person_paused_stays_paused(shell: Shell, catalog: Write, stored: PostgresStore) -> None:
-    catalog(feed("a"), feed("b", target_state="running"))
-    shell.ok("sync")
-    shell.ok("feed", "pause", "a", "b")
-    assert "1 changed" in shell.ok("sync")
-    assert [feed.spec.target_state for feed in stored.feeds.declared()] == ["paused", "running"]
 
 
 def test_one_wrong_entry_costs_one_feed(shell: Shell, catalog: Write, stored: PostgresStore) -> None:

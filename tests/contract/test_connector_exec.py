@@ -18,7 +18,7 @@ import pytest
 from feedq.connectors.exec import ExecConnector
 from feedq.core.model import JSON
 from feedq.core.permission import Permissions
-from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.driver import SECRET, ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
 
@@ -173,14 +173,6 @@ async def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
     driver = shell(f"printf '1\n2'; exit {status}")
     await driver.read()
     assert driver.records == landed
-
-
-async def test_a_program_that_writes_nothing_is_silent() -> None:
-    driver = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=1.0)
-    error = await driver.read()
-    assert isinstance(error, SourceSilent)
-    assert str(error) == (f"{SHELL}: runs, but has written nothing for 1 s (source.idle_timeout_s)")
-    assert driver.records == [b"1"]
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])

@@ -151,17 +151,6 @@ async def test_pings_are_answered_and_do_not_land() -> None:
     assert str(error) == f"{where}: closed by the peer"
 
 
-# -- records that cannot be --------------------------------------------------------------------------------
-
-
-async def test_a_length_that_cannot_be_one_fails_the_feed_after_what_came_before() -> None:
-    framing = {"framing": "length", "length_bytes": 2, "length_counts_itself": True}
-    batches, error, where = await ended(says(b'\0\x09{"n":1}\0\1', stays=True), cursor="/n", **framing)
-    assert records_of(batches) == [b'{"n":1}']
-    assert isinstance(error, FeedMisconfigured)
-    assert str(error).startswith(f"{where}: what should be the length of a record after cursor 1")
-
-
 # -- sockets -------------------------------------------------------------------------------------------
 
 NAMES = ("127.0.0.1", "feeds.example")

@@ -300,7 +300,6 @@ async def test_a_server_that_refuses_is_quoted_by_its_status_alone(
             b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n",
             "its answer is not HTTP/1.1; does it speak WebSocket on that port",
         ),
-        (b"x" * 100_000, "answers the handshake with more than 65536 bytes"),
         (
             b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Accept: wrong\r\n\r\n",

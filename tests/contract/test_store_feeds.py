@@ -37,13 +37,6 @@ def test_a_declaration_is_read_back_as_it_was_written(harness: Harness) -> None:
     assert harness.store.feeds.get(declared.name) == feed
 
 
-def test_a_taken_name_is_a_conflict_that_names_the_feed(harness: Harness) -> None:
-    harness.feed("acme/orders")
-    with pytest.raises(Conflict, match="acme/orders"):
-        harness.feed("acme/orders")
-    assert len(harness.store.feeds.views()) == 1
-
-
 @pytest.mark.parametrize("verb", ["get", "view", "events", "restart", "remove"])
 def test_an_unknown_name_is_not_found_and_named(harness: Harness, verb: str) -> None:
     with pytest.raises(NotFound, match="acme/typo"):

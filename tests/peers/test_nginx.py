@@ -37,18 +37,12 @@ http {{
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     ssl_certificate {cert_file}; ssl_certificate_key {key_file};
-    ssl_client_certificate {directory}/ca.pem;
     types {{ application/x-ndjson ndjson; application/json json; }}
     server {{
         listen 127.0.0.1:{port};
         listen 127.0.0.1:{tls_port} ssl;
-        ssl_verify_client optional;
         root {directory}/www;
         location /packed/ {{ alias {directory}/www/; gzip on; gzip_types *; gzip_proxied any; }}
-        location /ours/ {{
-            alias {directory}/www/;
-            if ($ssl_client_verify != SUCCESS) {{ return 403; }}
-        }}
         location /events {{
             proxy_pass http://127.0.0.1:{source_port}; proxy_buffering off; proxy_http_version 1.1;
         }}
@@ -135,22 +129,6 @@ async def test_what_has_not_changed_is_answered_with_304(nginx: Nginx) -> None:
     assert statuses.count("200") == 2
     assert "304" in statuses
     assert feed.connected == 2
-
-
-async def test_certificates_are_checked_on_both_sides(nginx: Nginx) -> None:
-    (nginx.www / "orders.ndjson").write_bytes(line(1) + b"\n")
-    url = nginx.url("/ours/orders.ndjson", tls=True)
-    _, error = await ended(url)
-    assert "its certificate is not accepted" in str(error)
-    _, error = await ended(url, ca_file=nginx.authority.ca_file)
-    assert "(403)" in str(error)
-    _, error = await ended(url, ca_file=nginx.authority.ca_file, server_name="other.acme.test")
-    assert "its certificate is not accepted" in str(error)
-    both = {"ca_file": nginx.authority.ca_file, "server_name": "orders.acme.test"}
-    records, _ = await ended(url, **both, **nginx.authority.files("client@acme.test"))
-    assert records == [line(1)]
-    _, error = await ended(nginx.url("/").replace("http:", "https:"), ca_file=nginx.authority.ca_file)
-    assert "TLS failed" in str(error)
 
 
 async def test_events_behind_a_proxy_land_once_though_it_is_restarted(nginx: Nginx) -> None:

@@ -199,15 +199,6 @@ def test_problems_of_workers_and_schedules_are_listed_and_fit(room: ControlRoom)
     assert (row["state"], row["failures"]) == ("active", 0)
 
 
-def test_the_link_of_a_filter_is_copied(room: ControlRoom) -> None:
-    with Browser(room.base, login=OPERATOR) as browser:
-        browser.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        browser.open(OF_ACME)
-        browser.page.click("#feedq-copy")
-        browser.page.wait_for_selector("#feedq-copy:has-text('Copied')")
-        assert browser.page.evaluate("navigator.clipboard.readText()") == room.base + OF_ACME
-
-
 def press(browser: Browser, button: str) -> None:
     browser.page.click(button)
     browser.page.wait_for_selector("#feedq-dialog-go:not([disabled])")

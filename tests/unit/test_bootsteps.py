@@ -6,7 +6,6 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,12 +78,6 @@ def test_all_that_begins_with_a_shutdown_is_told_its_exit_status() -> None:
     shutdown.begin(exitcode=1, how=None, now=0.0)
     shutdown.begin(exitcode=None, how=None, now=0.0)
     assert told == [1, 1, 0, 0]
-
-
-def test_a_worker_whose_pool_is_to_shrink_says_why_it_does_not() -> None:
-    answer = bootsteps._refuse_new_size(SimpleNamespace(hostname="w1@host"), n=3)
-    assert answer.keys() == {"error"}
-    assert "w1@host holds as many feeds as -c says" in answer["error"]
 
 
 def nothing(*_: Any, **__: Any) -> None: ...

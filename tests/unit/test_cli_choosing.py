@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 import pytest
 
-from feedq.control.store.feeds import FeedChange
-from feedq.core.model import TargetState, Version, WorkerTarget
-from feedq.errors import FeedqError, InvalidInput
-from feedq.telemetry.event_names import EventKind
-from feedq.verbs import bulk
+from feedq.core.model import TargetState, WorkerTarget
+from feedq.errors import InvalidInput
 from tests.api_examples import EXAMPLES
 from tests.unit.command import Command
 
@@ -100,22 +96,3 @@ def test_feeds_of_a_worker_move_to_those_with_room(command: Command) -> None:
     assert "is full" in result.stderr
     views = command.store.feeds.views()
     assert [v.feed.name for v in views if v.lease.promised_to not in (None, source.id)] == ["acme/a"]
-
-
-def test_a_feed_that_cannot_be_changed_keeps_no_other_from_it(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "TOGETHER_MAX", 2)
-    done: list[int] = []
-
-    def pause(names: Sequence[str]) -> list[Version | FeedqError]:
-        return command.store.feeds.change([FeedChange(EventKind.FEED_PAUSED, name) for name in names])
-
-    names = ["acme/a", "nobody", "acme/b", "other/a"]
-    result = bulk.each(names, pause, told=done.append)
-    assert [name for name, _ in result.done] == ["acme/a", "acme/b", "other/a"]
-    assert [(name, str(error)[:22]) for name, error in result.failed] == [
-        ("nobody", "no feed named 'nobody'")
-    ]
-    assert done == [2, 4]
-    assert paused(command) == ["acme/a", "acme/b", "other/a"]
