@@ -1,8 +1,8 @@
 """The catalog of a session: what it knows of the tables that records land in.
 
 Targets are inspected when they are first needed, judged by `feedq.sinks.target_table`, and remembered until
-`Catalog.refresh` finds them changed. Only a fence creates tables: what disappears while a feed is being written
-was taken away by a person, who should be asked and not overruled.
+`Catalog.refresh` or `Catalog.find_changed` finds their tables changed. Only a fence creates tables: what
+disappears while a feed is being written was taken away by a person, who should be asked and not overruled.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class Catalog(ABC):
     def __init__(self, session: SinkSession) -> None:
         self._session = session
         self._plans: dict[Target, TargetPlan] = {}
+        self._fingerprints: dict[Target, Any] = {}
+        """Of the tables, from before they were inspected."""
 
     def plan(self, target: Target) -> TargetPlan:
         """How to write to a target that `problems` found nothing wrong with."""
@@ -98,10 +100,12 @@ class Catalog(ABC):
             return {}
         wrong = {target: why for target in unknown if (why := self.misdeclared(target))}
         unknown -= wrong.keys()
+        self._fingerprints |= self.fingerprints(unknown)
         shapes = self.describe(unknown)
         if create:
             missing = [target for target in unknown if target not in shapes and target.is_made]
             wrong |= {target: why for target in missing if (why := self.create(target))}
+            self._fingerprints |= self.fingerprints(missing)
             shapes |= self.describe(missing)
         for target in unknown - wrong.keys():
             shape = shapes.get(target)
@@ -118,9 +122,11 @@ class Catalog(ABC):
         """Make sure that these can be written to now; returns those that cannot, and why."""
         return self.problems(targets, create=False)
 
-    def is_current(self, plan: TargetPlan) -> bool:
-        """Whether the table of a plan still is as it was when the plan was made."""
-        return self.describe([plan.target]).get(plan.target) == plan.shape
+    def find_changed(self, targets: Collection[Target]) -> list[Target]:
+        """Those whose tables have changed since they were inspected. Asked once their rows have been sent, when
+        nobody can change a table until the transaction ends: a plan made for another type lands wrong values."""
+        now = self.fingerprints(targets)
+        return [target for target in targets if now.get(target) != self._fingerprints.get(target)]
 
     def refresh(self, targets: Iterable[Target]) -> None:
         """Forget those whose tables have changed since they were looked at."""
@@ -133,6 +139,7 @@ class Catalog(ABC):
     def forget(self, target: Target) -> None:
         """Have the target inspected before it is next used."""
         self._plans.pop(target, None)
+        self._fingerprints.pop(target, None)
 
     def add_columns(
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
@@ -189,6 +196,10 @@ class Catalog(ABC):
     @abstractmethod
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         """The tables of these targets as they are, for those that exist."""
+
+    @abstractmethod
+    def fingerprints(self, targets: Collection[Target]) -> dict[Target, Any]:
+        """For those whose tables exist, something that changes when columns do, and when a table is made anew."""
 
     @abstractmethod
     def judge(self, target: Target, shape: TableShape | None) -> str | None:

@@ -194,6 +194,11 @@ def _cut_lines(lines: bytes) -> Iterator[bytes]:
         start = end
 
 
+def split(part: Part) -> Sequence[bytes]:
+    """The records of a part."""
+    return part[:-1].split(b"\n") if isinstance(part, bytes) else part
+
+
 class DefaultRows:
     """Encodes batches for one default target."""
 
@@ -237,36 +242,43 @@ class DefaultRows:
             return (self.record(write, batch, batch.lines[:-1]),)
         head = _head(write, batch)
         if strict:
-            return (self._rows(head, self._sound(write, batch, part, dead)) for part in parts)
+            return (self._rows(head, self._sound(write, batch, split(part), dead)) for part in parts)
         return (self._rows(head, part) for part in parts)
 
-    def _sound(self, write: FeedWrite, batch: Batch, part: Part, dead: list[DeadRecord]) -> Sequence[bytes]:
-        """The records of a part that the payload's column can hold."""
-        records = part[:-1].split(b"\n") if isinstance(part, bytes) else part
-        if self._type == "bytea" or self._are_json(b"\n".join(records), records):
+    def _sound(
+        self, write: FeedWrite, batch: Batch, records: Sequence[bytes], dead: list[DeadRecord]
+    ) -> Sequence[bytes]:
+        """Those of the records that the payload's column can hold."""
+        if self._are_sound(records):
             return records
-        sound: list[bytes] = []
-        for record in records:
-            try:
-                self.fields(write, batch, record)
-            except UnreadableRecord as unreadable:
-                dead.append((SuspectRecord(write, batch, record), str(unreadable)))
-            else:
-                sound.append(record)
-        return sound
-
-    def _are_json(self, text: bytes, records: Sequence[bytes]) -> bool:
-        """Whether all of these surely are JSON, found without a step of Python for each."""
-        if self._type not in ("json", "jsonb") or not text.isascii():
-            return False
+        if len(records) > 1:
+            middle = len(records) // 2
+            first, second = records[:middle], records[middle:]
+            return [*self._sound(write, batch, first, dead), *self._sound(write, batch, second, dead)]
         try:
-            deque(map(parsed, records), maxlen=0)
-        except (msgspec.DecodeError, RecursionError):
+            self.fields(write, batch, records[0])
+        except UnreadableRecord as unreadable:
+            dead.append((SuspectRecord(write, batch, records[0]), str(unreadable)))
+            return []
+        return records
+
+    def _are_sound(self, records: Sequence[bytes]) -> bool:
+        """Whether all of these surely are, found without a step of Python for each."""
+        if self._type == "bytea" or not records:
+            return True
+        text = b"\n".join(records)
+        try:
+            if not text.isascii():
+                text.decode()
+            if self._type in ("json", "jsonb"):
+                deque(map(parsed, records), maxlen=0)
+                return True
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             return False
-        return True
+        return b"\0" not in text
 
     def _rows(self, head: bytes, part: Part) -> bytes:
-        records = part[:-1].split(b"\n") if isinstance(part, bytes) else part
+        records = split(part)
         version = self._version
         lengths = list(map(len, records))
         heads = {n: head + _length(n + len(version)) + version for n in set(lengths)}

@@ -44,7 +44,7 @@ class GroupFailed(Exception):
         said: str,
         *,
         is_the_sinks: bool = False,
-        changed: Target | None = None,
+        changed: Sequence[Target] = (),
     ) -> None:
         super().__init__(said)
         self.scope, self.error, self.changed = scope, error, changed
@@ -116,7 +116,8 @@ class GroupCommit:
             if len(some) == 1 or not self._land_together(some):
                 for plan, admitted in some:
                     self._land(plan, admitted)
-        return self._commit(writes, fenced=fenced, rewound=rewound)
+        targets = [plan.target for plan, group in landings if any(w.key in self._landed for w in group)]
+        return self._commit(writes, targets, fenced=fenced, rewound=rewound)
 
     def _find_usable(self, groups: Groups) -> list[FeedWrite]:
         """The writes that are not without hope whatever their records."""
@@ -217,15 +218,14 @@ class GroupCommit:
         self._bound_locks(plan)
         landing = TargetLanding(
             plan,
-            is_current=self._catalog.is_current,
+            is_current=lambda plan: not self._catalog.find_changed([plan.target]),
             briefly=self._briefly,
             postpones_refused=self._was_refused,
         )
         try:
             outcome = landing.land(writes)
         except TargetChanged as changed:
-            said = f"table {plan.target.table!r} changes over and over"
-            raise GroupFailed(ErrorScope.CONFLICT, changed, said, changed=plan.target) from changed
+            raise self._changed([plan.target]) from changed
         except self._session.errors as error:
             raise self._failed(error, is_the_sinks=False) from error
         self._count(outcome.landed, outcome.dead)
@@ -252,7 +252,12 @@ class GroupCommit:
         self._dead += dead
 
     def _commit(
-        self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...], rewound: tuple[FeedKey, ...]
+        self,
+        writes: Sequence[FeedWrite],
+        targets: Sequence[Target],
+        *,
+        fenced: tuple[FeedKey, ...],
+        rewound: tuple[FeedKey, ...],
     ) -> Written:
         commit_id = uuid4()
         written = Written(
@@ -269,6 +274,8 @@ class GroupCommit:
             self._session.rollback()
             return written
         try:
+            if changed := self._catalog.find_changed(targets):
+                raise self._changed(changed)
             landed = [write for write in writes if write.key in self._landed]
             self._session.advance(landed, self._landed, commit_id)
         except self._session.errors as error:
@@ -282,6 +289,10 @@ class GroupCommit:
         except self._session.errors as error:
             raise self._failed(error, is_the_sinks=False) from error
         return written
+
+    def _changed(self, targets: Sequence[Target]) -> GroupFailed:
+        said = f"table {targets[0].table!r} changes over and over"
+        return GroupFailed(ErrorScope.CONFLICT, TargetChanged(said), said, changed=targets)
 
     def _failed(self, error: Exception, *, is_the_sinks: bool) -> GroupFailed:
         session = self._session

@@ -5,7 +5,7 @@ Targets are read by `DESCRIBE`, all in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -29,6 +29,7 @@ from feedq.sinks.statements import (
     CREATE_BOOKKEEPING,
     CREATION_LOCK,
     DESCRIBE,
+    FINGERPRINTS,
     MAY_CREATE,
 )
 from feedq.sinks.table_definitions import made_table
@@ -180,15 +181,7 @@ class PostgresCatalog(Catalog):
         numbered = dict(enumerate(targets))
         if not numbered:
             return {}
-        names = [TableName.parse(target.table) for target in numbered.values()]
-        rows = self._session.query(
-            DESCRIBE,
-            {
-                "numbers": list(numbered),
-                "schemas": [name.schema for name in names],
-                "names": [name.name for name in names],
-            },
-        )
+        rows = self._session.query(DESCRIBE, _names(numbered))
         return {
             numbered[n]: TableShape(
                 schema,
@@ -201,6 +194,11 @@ class PostgresCatalog(Catalog):
             )
             for n, schema, name, kind, shut_by, role, owner, columns, unique_keys in rows
         }
+
+    def fingerprints(self, targets: Collection[Target]) -> dict[Target, Any]:
+        numbered = dict(enumerate(targets))
+        rows = self._session.query(FINGERPRINTS, _names(numbered)) if numbered else ()
+        return {numbered[n]: fingerprint for n, fingerprint in rows}
 
     def _missing_schema(self, target: Target) -> str | None:
         """The schema that the target names, if there is none of that name."""
@@ -262,6 +260,16 @@ def default_types(target: Target) -> Types:
     """The types that the columns of a target without ``columns`` may have."""
     types = (TEXT, ("bigint",), ("timestamp with time zone",), PAYLOAD_TYPES[target.format])
     return dict(zip(DEFAULT_COLUMNS, types, strict=True))
+
+
+def _names(numbered: Mapping[int, Target]) -> dict[str, Any]:
+    """The tables of targets, for a statement about many of them."""
+    names = [TableName.parse(target.table) for target in numbered.values()]
+    return {
+        "numbers": list(numbered),
+        "schemas": [name.schema for name in names],
+        "names": [name.name for name in names],
+    }
 
 
 def _column(name: str, **described: Any) -> tuple[str, Column]:

@@ -168,6 +168,19 @@ WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname
     AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
 """
 
+FINGERPRINTS: Final = """
+SELECT w.n, md5(concat_ws(' ', c.oid, c.relowner, c.relacl, ns.nspacl, string_agg(concat_ws(
+    ' ', a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.atthasdef, a.attidentity, a.attgenerated, a.attacl),
+    ',' ORDER BY a.attnum)))
+FROM unnest(%(numbers)s::int[], %(schemas)s::text[], %(names)s::text[]) AS w (n, schema, name)
+JOIN pg_class AS c ON c.relname = w.name AND c.relpersistence <> 't'
+JOIN pg_namespace AS ns ON ns.oid = c.relnamespace
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname = w.schema END
+GROUP BY w.n, c.oid, ns.oid
+"""
+# The catalogs themselves, and not `regclass`: that fails where the role may not use the schema.
+
 MAY_CREATE: Final = """
 SELECT CASE
     WHEN s.oid IS NULL THEN has_database_privilege(d.oid, 'CREATE')

@@ -121,8 +121,8 @@ class TransactionalSink(ABC):
                         break
                 elif failed.scope is ErrorScope.CONFLICT and conflicts < CONFLICTS_MAX:
                     conflicts += 1
-                    if failed.changed is not None:
-                        catalog.forget(failed.changed)
+                    for target in failed.changed:
+                        catalog.forget(target)
                 elif failed.is_the_sinks:
                     break
                 elif was_refused:

@@ -97,6 +97,24 @@ class SinkTables:
         assert dict(zip(self.kinds, first, strict=True)) == {k: v for k, (_, _, v) in self.kinds.items()}
         assert {value for row in nothing for value in row} == {None}
 
+    def test_a_table_that_is_made_anew_with_another_type_gets_right_values(
+        self, harness: TableHarness
+    ) -> None:
+        """The plan for the old one would land strings with their quotes."""
+        harness.query(f"CREATE TABLE kinds (c {self.json})")
+        target = Target("kinds", "json", sources_of({"c": "/c"}))
+        sink = harness.sink()
+        left = fence(sink, 1, 1, target).commit_id
+        left = sink.write([write(1, 1, batch(b'{"c": "x"}'), target=target, continues=left)]).commit_id
+        harness.query("DROP TABLE kinds")
+        harness.query("CREATE TABLE kinds (c varchar(9))")
+        for value in (b"y", b"z"):
+            group = [write(1, 1, batch(b'{"c": "%b"}' % value), target=target, continues=left)]
+            written = sink.write(group, briefly=True)
+            assert written.landed == {(1, 1): 1}
+            left = written.commit_id
+        assert [tuple(row) for row in harness.query("SELECT c FROM kinds ORDER BY c")] == [("y",), ("z",)]
+
     def test_what_a_column_would_bend_goes_to_the_dead_letters_with_why(self, harness: TableHarness) -> None:
         sink = harness.sink()
         for n, (kind, value, why) in enumerate(self.wrong):

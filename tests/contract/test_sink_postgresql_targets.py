@@ -375,6 +375,48 @@ def test_a_trigger_that_fails_on_names_for_one_record_costs_that_record_only(
     assert "no_such_function" in written.errors[2, 1]
 
 
+@pytest.mark.parametrize(
+    ("alter", "shown"),
+    [
+        ("ALTER COLUMN c TYPE text USING c #>> '{}'", [("x",), ("y",)]),
+        ("RENAME COLUMN c TO d", None),
+        ("DROP COLUMN c", None),
+        ("ADD COLUMN d int", [('"x"',), ('"y"',)]),
+        ("ADD COLUMN d int NOT NULL DEFAULT 1", [('"x"',), ('"y"',)]),
+    ],
+)
+def test_a_table_that_changes_under_a_stream_gets_right_values_or_says_what_is_wrong(
+    harness: PostgresSinkHarness, alter: str, shown: list[tuple[str]] | None
+) -> None:
+    harness.query("CREATE TABLE kinds (n int, c jsonb)")
+    target = Target("kinds", "json", sources_of({"n": "/n", "c": "/c"}))
+    sink = harness.sink()
+    fence(sink, 1, 1, target)
+    assert sink.write([write(1, 1, batch(b'{"n": 1, "c": "x"}'), target=target)], briefly=True).landed
+    harness.query(f"ALTER TABLE kinds {alter}")
+    written = sink.write([write(1, 1, batch(b'{"n": 2, "c": "y"}'), target=target)], briefly=True)
+    if shown is None:
+        assert "'c'" in written.unusable[1, 1]
+    else:
+        assert written.landed == {(1, 1): 1}
+        assert harness.query("SELECT c::text FROM kinds ORDER BY n") == shown
+
+
+def test_a_default_table_whose_payload_changes_its_type_never_takes_the_old_form(
+    harness: PostgresSinkHarness,
+) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    sink.write([write(1, 1, batch(b'{"a": 1}'))], briefly=True)
+    harness.query("ALTER TABLE raw ALTER COLUMN payload TYPE json USING payload::json")
+    assert sink.write([write(1, 1, batch(b'{"a": 2}'))], briefly=True).landed == {(1, 1): 1}
+    assert harness.query("SELECT payload::text FROM raw ORDER BY 1") == [('{"a": 1}',), ('{"a": 2}',)]
+    harness.query("ALTER TABLE raw ALTER COLUMN payload TYPE text USING payload::text")
+    written = sink.write([write(1, 1, batch(b'{"a": 3}'))], briefly=True)
+    assert "must be jsonb" in written.unusable[1, 1]
+    assert harness.query("SELECT count(*) FROM raw") == [(2,)]
+
+
 def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str) -> None:
     migrate.upgrade(database_url)
     default_path = database_url + "?options=-csearch_path%3D%22%24user%22%2Cpublic"

@@ -307,6 +307,13 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "WHERE state = 'assigned'",
         ),
     ),
+    ("tests/contract/test_sink_tables.py",): (
+        (
+            "a table that has changed is written as it was",
+            "if changed := self._catalog.find_changed(targets):",
+            "if False and (changed := self._catalog.find_changed(targets)):",
+        ),
+    ),
     ("tests/contract/test_sink_checkpoints.py",): (
         (
             "a changed cursor leaves the commit that its owner continues",

@@ -8,6 +8,7 @@ the sessions of its own name.
 from __future__ import annotations
 
 import math
+import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -41,6 +42,8 @@ STRICT: Final = (
     "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
 NO_SUCH_SESSION: Final = 1094
+NO_SUCH_TABLE: Final = 1146
+NUMBERING: Final = re.compile(r" AUTO_INCREMENT=\d+")
 SYSTEM_SCHEMAS: Final = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
 STATEMENT_OVERHEAD_BYTES: Final = 64 * 1024
 
@@ -224,6 +227,18 @@ class MySqlSession(SqlSession):
         if str(engine).lower() == "innodb":
             return None
         return f"is of the engine {engine}, and only InnoDB can take data and checkpoint in one transaction"
+
+    def fingerprint(self, name: TableName) -> Any:
+        quote = self.connection.dialect.identifier_preparer.quote_identifier
+        table = ".".join(quote(part) for part in (name.schema, name.name) if part)
+        try:
+            # Not a type alone: MariaDB's JSON is a text with a constraint.
+            row = self.connection.exec_driver_sql(f"SHOW CREATE TABLE {table}").one()
+        except DBAPIError as error:
+            if _code(error) != NO_SUCH_TABLE:
+                raise
+            return None
+        return NUMBERING.sub("", row[1])
 
     def json_columns(self, name: TableName) -> Collection[str]:
         if not self._is_mariadb:

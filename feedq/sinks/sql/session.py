@@ -164,6 +164,10 @@ class SqlSession(SinkSession):
     def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         """Why nothing can land in a table, as the end of a sentence that begins with it."""
 
+    @abstractmethod
+    def fingerprint(self, name: TableName) -> Any:
+        """What changes when the columns of a table do, and when it is made anew; None when there is none."""
+
     def json_columns(self, name: TableName) -> Collection[str]:
         """Columns that hold JSON although their type does not say so."""
         return ()

@@ -110,6 +110,10 @@ class SqlCatalog(Catalog):
         found = {target: self._shape(inspector, target) for target in targets}
         return {target: shape for target, shape in found.items() if shape is not None}
 
+    def fingerprints(self, targets: Collection[Target]) -> dict[Target, Any]:
+        found = {target: self._session.fingerprint(TableName.parse(target.table)) for target in targets}
+        return {target: fingerprint for target, fingerprint in found.items() if fingerprint is not None}
+
     def _shape(self, inspector: Inspector, target: Target) -> TableShape | None:
         """None when there is no such table."""
         name, session = TableName.parse(target.table), self._session

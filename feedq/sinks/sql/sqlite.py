@@ -97,7 +97,7 @@ class SqliteSession(SqlSession):
 
     def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         # Nothing else tells, though a comment may say so, too.
-        schema = '"' + (name.schema or "main").replace('"', '""') + '"'
+        schema = quoted_name(name.schema or "main")
         made_by = self.connection.exec_driver_sql(
             f"SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND name = ?",  # noqa: S608 - quoted
             (name.name,),
@@ -108,6 +108,11 @@ class SqliteSession(SqlSession):
                 "late to tell which record is to blame: make it INITIALLY IMMEDIATE"
             )
         return None
+
+    def fingerprint(self, name: TableName) -> Any:
+        # Of all tables of the file, which is cheap, and rarely more than needed.
+        schema = quoted_name(name.schema or "main")
+        return self.connection.exec_driver_sql(f"PRAGMA {schema}.schema_version").scalar()
 
     def own_columns(self, columns: Sequence[ReflectedColumn], primary: Sequence[str]) -> Collection[str]:
         # INTEGER PRIMARY KEY is SQLite's own number of the row.
@@ -130,6 +135,10 @@ class SqliteSession(SqlSession):
         if changed := change(statement.excluded):
             return statement.on_conflict_do_update(index_elements=list(key), set_=changed)
         return statement.on_conflict_do_nothing(index_elements=list(key))
+
+
+def quoted_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def json_text(value: str) -> Any:
