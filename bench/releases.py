@@ -70,7 +70,7 @@ def _of_one_revision(before: str, now: str) -> list[str]:
 
 def _roll(rollout: releases.Rollout) -> None:
     rollout.join(rollout.before)
-    rollout.after.feedq("db", "upgrade")
+    releases.migrate(rollout.after)
     rollout.join(rollout.after)
     say(f"releases: this commit has joined the one before; side by side for {SIDE_BY_SIDE_S:g} s")
     time.sleep(SIDE_BY_SIDE_S)

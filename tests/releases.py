@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from feedq.control.store import protocol
+from feedq.control.store.grants import Role
 from feedq.control.store.postgresql import PostgresStore
 from tests.chaos import effects, ticking
-from tests.cluster import ROOT, Cluster, Place, feed, feed_names, wait_until
+from tests.cluster import ROOT, Cluster, Place, feed, feed_names, url_of, wait_until
 from tests.invariants import check_invariants, wait_streaming
 from tests.source_process import Source
 
@@ -53,6 +54,12 @@ def set_apart(tree: Path) -> None:
         file.write_text(re.sub(rf"\b{protocol.SCHEMA}\b", f"feedq_{BEFORE_THIS}", text))
 
 
+def migrate(cluster: Cluster) -> str:
+    """`feedq db upgrade` of a release, in the role of migrations."""
+    url = url_of(cluster.database_url, Role.MIGRATION)
+    return cluster.feedq("db", "upgrade", env={"FEEDQ_DATABASE_URL": url})
+
+
 @contextmanager
 def begun(place: Place, tree: Path) -> Iterator[Rollout]:
     """The release before has migrated, and feeds and schedules are declared; no process of either runs yet."""
@@ -63,11 +70,11 @@ def begun(place: Place, tree: Path) -> Iterator[Rollout]:
         each.directory.mkdir()
     with (
         Source(rate=RATE) as source,
-        places[0].cluster(env=SETTINGS, migrate=False, forks=False, tree=tree) as before,
-        places[1].cluster(env=SETTINGS, migrate=False) as after,
+        places[0].cluster(env=SETTINGS, migrate=False, with_roles=True, forks=False, tree=tree) as before,
+        places[1].cluster(env=SETTINGS, migrate=False, with_roles=True) as after,
     ):
-        before.feedq("db", "upgrade")
-        before.sql(effects.TABLE)
+        migrate(before)
+        before.make(effects.TABLE)
         feeds = feed_names(FEEDS)
         before.apply(
             [feed(name, source.url) for name in feeds],
