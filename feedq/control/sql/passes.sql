@@ -167,7 +167,10 @@ DECLARE
         SELECT feed_id FROM feedq.lease WHERE quarantined AND state = 'running'
         ORDER BY feed_id FOR UPDATE SKIP LOCKED);
 BEGIN
-    RETURN (SELECT coalesce(json_agg(lease ORDER BY id), '[]') FROM feedq_1.feed_status WHERE id = ANY (locked));
+    IF locked = '{}' THEN
+        RETURN '[]';
+    END IF;
+    RETURN (SELECT json_agg(lease ORDER BY id) FROM feedq_1.feed_status WHERE id = ANY (locked));
 END $body$;
 
 -- Asks owners to stop these feeds. Those that are to be `apart` go on in quarantine, the others among all others.
@@ -228,6 +231,9 @@ DECLARE
     first constant bigint[] := feedq_1.first_dirty(most);
     locked bigint[];
 BEGIN
+    IF first = '{}' THEN
+        RETURN '[]';
+    END IF;
     INSERT INTO feedq.lease (feed_id)
     SELECT f.id FROM feedq.feed f
     WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
