@@ -13,9 +13,9 @@ from feedq.local.postgres import Postgres
 
 
 @contextmanager
-def postgres_server(directory: Path) -> Iterator[Postgres]:
+def postgres_server(directory: Path, **settings: str) -> Iterator[Postgres]:
     """Runs in the block, with its files in a directory that the server's account can enter."""
-    server = Postgres(directory, settings={"fsync": "off", "scram_iterations": "1"})
+    server = Postgres(directory, settings={"fsync": "off", "scram_iterations": "1", **settings})
     server.start()
     # Thousands of sessions begin in the tests, and 4,096 rounds of hashing are most of what each of them costs.
     with closing(psycopg2.connect(server.url())) as connection, connection, connection.cursor() as cursor:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import psycopg2
 import pytest
 from psycopg2.extensions import connection, cursor
 
-from feedq.control.store import protocol
+from feedq.control.store import database, protocol, worker_session
 from feedq.control.store.channels import WAKE, worker_channel
 from feedq.control.store.database import connect
 from feedq.control.store.migrate import upgrade
@@ -43,8 +44,28 @@ CLOCK = f"""
         RETURN current_setting('{TIME}')::timestamptz;
 """
 QUICK = """
-    DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$;
+    DO $$ BEGIN
+        EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database());
+        EXECUTE format('ALTER DATABASE %I SET plan_cache_mode = force_generic_plan', current_database());
+        EXECUTE format('ALTER DATABASE %I SET jit = off', current_database());
+    END $$;
 """
+"""To plan a statement takes longer here than to run it, and tables are small whatever a plan says."""
+READS = """
+    PREPARE leases AS
+        SELECT feed_id, state, worker_id, epoch, reason, promised_to, due_at,
+            NOT dirty AND removed_at IS NULL AND target_state = 'running'
+        FROM feedq.lease JOIN feedq.feed ON id = feed_id ORDER BY feed_id;
+    PREPARE workers AS SELECT id, name, state, capacity FROM feedq.worker ORDER BY lock_key;
+    PREPARE events (bigint, text[]) AS
+        SELECT e.id, e.at, e.kind, e.feed_id, w.name, e.epoch, e.detail
+        FROM feedq.event e LEFT JOIN feedq.worker w ON w.id = e.worker_id
+        WHERE e.id > $1 AND e.kind = ANY ($2) ORDER BY e.id;
+    PREPARE alive AS SELECT id FROM feedq.feed WHERE removed_at IS NULL ORDER BY name, id;
+    PREPARE wanted AS SELECT id FROM feedq_1.feed_status WHERE status NOT IN ('paused', 'failed') ORDER BY id;
+    PREPARE name_of (bigint) AS SELECT name FROM feedq.feed WHERE id = $1;
+"""
+"""What is read after each change."""
 TOLD, CHANGED = "feedq_told", "feedq_changed"
 WATCHED = f"""
     CREATE FUNCTION feedq.tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -76,6 +97,7 @@ EMPTY = f"""
         active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
 """
 """Truncated, the tables would have every session plan all its statements again."""
+ENDED = "SELECT pg_advisory_unlock_all(); UNLISTEN *"
 VACUUM_EVERY = 10
 """Fleets after which dead rows are removed: nobody else does it, so that a seed takes the same plans each time."""
 WORKERS_MAX = 200
@@ -91,51 +113,84 @@ IS_THERE = "SELECT 1"
 class Cursor(cursor):
     """Runs a statement at the time that it is here, and has it fail when it is to."""
 
+    session: Session
+
     def execute(self, query: Any, vars: Any = None) -> None:
-        session = self.connection
-        assert isinstance(session, Session)
-        control = session.control
+        control = self.session.control
         if query == IS_THERE:
             super().execute(query)
             return
         control.begin()
         control.statements += 1
         super().execute(f"SET {TIME} = '{control.clock.now().isoformat()}'; {query}", vars)
-        session.hear()
+        self.session.hear()
         control.answer()
 
 
-class Session(connection):
-    """A session of whoever is in the simulation."""
+class Session:
+    """A session of whoever is in the simulation, on a connection that the next session like it has after it.
+
+    To the others it has ended when it is closed: nothing is locked, nothing is open, nobody listens. Only the
+    plans that the server keeps are not made again.
+    """
 
     control: ClassVar[ControlDatabase]
 
+    def __init__(self, kind: str, connection: connection) -> None:
+        self._kind, self._connection = kind, connection
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        self._require_open()
+        return getattr(self._connection, name)
+
+    @property
+    def autocommit(self) -> bool:
+        return self._connection.autocommit
+
+    @autocommit.setter
+    def autocommit(self, on: bool) -> None:
+        self._connection.autocommit = on
+
+    def cursor(self) -> Cursor:
+        self._require_open()
+        made: Cursor = self._connection.cursor(cursor_factory=Cursor)
+        made.session = self
+        return made
+
     def commit(self) -> None:
+        self._require_open()
         if self.control.commits_to_fail:
             self.control.commits_to_fail -= 1
-            super().rollback()
+            self._connection.rollback()
             raise psycopg2.OperationalError("the commit failed")
-        super().commit()
-        self.poll()
+        self._connection.commit()
+        self._connection.poll()
         self.hear()
 
     def hear(self) -> None:
         """One session listens for everybody: those of a store, which sends all that is notified."""
-        if self not in self.control.sessions:
-            for told in self.notifies:
+        if self._kind == POOLED:
+            for told in self._connection.notifies:
                 self.control.notified(told.channel)
-        self.notifies.clear()
+        self._connection.notifies.clear()
 
     def close(self) -> None:
         """The server has ended it when this returns, whatever the backend takes for that."""
-        if not self.closed:
-            self.control.sessions.discard(self)
-            self.control.has_ended = True
-            with suppress(psycopg2.Error):
-                super().rollback()
-                with self.cursor(cursor_factory=cursor) as plain:
-                    plain.execute("SELECT pg_advisory_unlock_all()")
-        super().close()
+        if self.closed:
+            return
+        self.closed = True
+        self.control.sessions.discard(self)
+        self.control.has_ended = True
+        self._connection.rollback()
+        self._connection.autocommit = True
+        with self._connection.cursor() as plain:
+            plain.execute("SELECT pg_advisory_unlock_all()" if self._kind == POOLED else ENDED)
+        self.control.connections[self._kind].append(self._connection)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise psycopg2.InterfaceError("connection already closed")
 
 
 class ControlDatabase:
@@ -145,11 +200,13 @@ class ControlDatabase:
         """``url`` is that of an empty database."""
         self.url = url
         upgrade(url)
-        self._connect = psycopg2.connect
         self._observer = connect(url, application_name="feedq-observer")
         self.observe(QUICK + CLOCK + WATCHED)
+        self.observe(f"SET plan_cache_mode = force_generic_plan; {READS}")
         self.sessions: set[Session] = set()
         """Those of workers and of the beat."""
+        self.connections: dict[str, list[connection]] = {}
+        """Those that are free, by the kind of session that they were for."""
         self._pool: deque[Any] = deque()
         self.statements = self._fleets = 0
         self.reset()
@@ -168,6 +225,8 @@ class ControlDatabase:
         """Whether there is history that whoever looks on has not seen."""
         self.changes = 0
         """How often feeds, leases or workers have changed."""
+        self._read_at, self._leases = -1, list[LeaseRow]()
+        """How often they had when leases were read, and these."""
         self.has_ended = False
         """Whether a session has ended since the beat looked."""
         self.registered: Counter[str] = Counter()
@@ -196,26 +255,34 @@ class ControlDatabase:
         """Within the block, every session that the driver opens is one of this database."""
         Session.control = self
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(psycopg2, "connect", self._open)
+            for module in (database, worker_session):
+                patch.setattr(module, "connect", self._open)
             yield
         self.end_sessions()
 
     def close(self) -> None:
         while self._pool:
             self._pool.pop()[0].close()
-        self._observer.close()
+        for one in [self._observer, *chain.from_iterable(self.connections.values())]:
+            one.close()
 
-    def _open(self, dsn: str, **options: Any) -> Session:
-        self.require_driver()
-        session: Session = self._connect(dsn, connection_factory=Session, cursor_factory=Cursor, **options)
-        if options["application_name"] == POOLED:
-            channels = [WAKE, TOLD, CHANGED, *map(worker_channel, range(1, WORKERS_MAX + 1))]
-            with session.cursor(cursor_factory=cursor) as plain:
-                plain.execute("; ".join(f"LISTEN {channel}" for channel in channels))
-            session.commit()
-        else:
+    def _open(self, url: str, *, application_name: str, **options: object) -> Session:
+        with database.translate_driver_errors(url):
+            self.require_driver()
+        kind = application_name.partition("/")[0]
+        free = self.connections.setdefault(kind, [])
+        session = Session(kind, free.pop() if free else self._connected(kind, **options))
+        if kind != POOLED:
             self.sessions.add(session)
         return session
+
+    def _connected(self, kind: str, **options: object) -> connection:
+        made = connect(self.url, application_name=kind, **options)
+        if kind == POOLED:
+            channels = [WAKE, TOLD, CHANGED, *map(worker_channel, range(1, WORKERS_MAX + 1))]
+            with made.cursor() as plain:
+                plain.execute("; ".join(f"LISTEN {channel}" for channel in channels))
+        return made
 
     def observe(self, sql: str) -> list[tuple[Any, ...]]:
         """What nobody in the simulation does, and nothing in it disturbs."""
@@ -225,30 +292,25 @@ class ControlDatabase:
 
     def leases(self) -> list[LeaseRow]:
         """All of them, by feed."""
-        sql = """
-            SELECT feed_id, state, worker_id, epoch, reason, promised_to, due_at,
-                NOT dirty AND removed_at IS NULL AND target_state = 'running'
-            FROM feedq.lease JOIN feedq.feed ON id = feed_id ORDER BY feed_id
-        """
-        return [
-            LeaseRow(feed_id, LeaseState(state), worker_id, epoch, reason and Reason(reason), *rest)
-            for feed_id, state, worker_id, epoch, reason, *rest in self.observe(sql)
-        ]
+        if self._read_at != self.changes:
+            self._leases = [
+                LeaseRow(feed_id, LeaseState(state), worker_id, epoch, reason and Reason(reason), *rest)
+                for feed_id, state, worker_id, epoch, reason, *rest in self.observe("EXECUTE leases")
+            ]
+            self._read_at = self.changes
+        return self._leases
 
     def workers(self) -> list[WorkerRow]:
         """All sessions of workers."""
-        sql = "SELECT id, name, state, capacity FROM feedq.worker ORDER BY lock_key"
-        return [WorkerRow(id_, name, WorkerState(state), n) for id_, name, state, n in self.observe(sql)]
+        return [
+            WorkerRow(id_, name, WorkerState(state), capacity)
+            for id_, name, state, capacity in self.observe("EXECUTE workers")
+        ]
 
     def events(self, *, after: int, kinds: Collection[str]) -> list[EventRow]:
         """What is new in history, of these kinds."""
-        wanted = ", ".join(f"'{kind}'" for kind in kinds)
-        sql = (
-            "SELECT e.id, e.at, e.kind, e.feed_id, w.name, e.epoch, e.detail FROM feedq.event e "
-            f"LEFT JOIN feedq.worker w ON w.id = e.worker_id WHERE e.id > {after} AND e.kind IN ({wanted}) "
-            "ORDER BY e.id"
-        )
-        return [EventRow(*row) for row in self.observe(sql)]
+        wanted = ",".join(kinds)
+        return [EventRow(*row) for row in self.observe(f"EXECUTE events ({after}, '{{{wanted}}}')")]
 
     # -- faults ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from feedq.core.model import (
     FeedSpec,
     LeaseState,
     Selector,
-    Status,
     TargetState,
     Worker,
     WorkerState,
@@ -456,8 +455,7 @@ class FakeFleet:
         """Whether each feed that should run is connected, exactly once, and its rows keep up."""
         if self._viewed_at != self.control.changes:
             self._viewed_at = self.control.changes
-            views = [v for v in self.store.feeds.views() if v.status not in (Status.PAUSED, Status.FAILED)]
-            self._wanted = [v.feed.id for v in views]
+            self._wanted = [feed_id for (feed_id,) in self.control.observe("EXECUTE wanted")]
         return all(
             len(self.source.owners(feed_id)) == 1
             and len(self.sink.rows.get(feed_id, ())) >= self.source.sent(feed_id) - 2
@@ -470,7 +468,7 @@ class FakeFleet:
         return InvariantBroken(f"t={self.clock.monotonic():.1f}: {problem}\n{self.transcript}")
 
     def _name(self, feed_id: int) -> str:
-        ((name,),) = self.control.observe(f"SELECT name FROM feedq.feed WHERE id = {feed_id}")
+        ((name,),) = self.control.observe(f"EXECUTE name_of ({feed_id})")
         assert isinstance(name, str)
         return name
 

@@ -25,6 +25,16 @@ from tests.embedded import postgres_server
 from tests.fakes.control import ControlDatabase
 from tests.simulation.trouble import FAULTS_S, run_seed
 
+QUIET = {
+    "autovacuum": "off",
+    "track_counts": "off",
+    "track_activities": "off",
+    "update_process_title": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+}
+"""Nobody looks at this server, or goes on with it."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
@@ -47,7 +57,7 @@ def started() -> Iterator[Postgres]:
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as made:
         directory = Path(made)
         directory.chmod(0o711)
-        with postgres_server(directory) as server:
+        with postgres_server(directory, **QUIET) as server:
             yield server
 
 

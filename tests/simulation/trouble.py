@@ -280,7 +280,7 @@ class Trouble:
                 self.fleet.become_deaf(name)
 
     def _feed(self) -> int | None:
-        alive = [v.feed.id for v in self.fleet.store.feeds.views() if v.feed.removed_at is None]
+        alive = [feed_id for (feed_id,) in self.fleet.control.observe("EXECUTE alive")]
         return self.rng.choice(alive) if alive else None
 
     def _edit(self) -> None:
