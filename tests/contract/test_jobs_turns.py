@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.contract.jobs_stage import claim, claim_one, due_later, ended, finish
 
 S = RunState
 LIMIT = 100
+LIMIT_S = 30.0
 
 
 def in_line(jobs: JobsHarness, count: int, **keys: Any) -> list[int]:
@@ -142,6 +144,20 @@ def test_a_retry_that_is_alone_waits_for_its_time_and_a_new_run_goes_before_it(j
     finish(jobs, worker, ended(claim_one(jobs, worker)))
     assert states(jobs) == [S.WAITING, S.SUCCEEDED]
     assert claim(jobs, worker) == [], "it is not due"
+
+
+def test_a_retry_that_is_claimed_as_it_was_to_give_its_turn_up_keeps_it(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    worker = jobs.job_worker()
+    in_line(jobs, 1, retries={"limit": 1, "first": 60.0, "max": 60.0})
+    finish(jobs, worker, ended(claim_one(jobs, worker), S.FAILED))
+    with jobs.transaction() as claims:
+        claims.execute("UPDATE feedq.run SET state = 'running', worker_id = %s", (str(worker.id),))
+        triggered = threads.submit(jobs.schedules.trigger, "nightly", key="new")
+        jobs.wait_until_blocked(triggered)
+    assert triggered.result(LIMIT_S).state is S.BUFFERED
+    assert states(jobs) == [S.RUNNING, S.BUFFERED]
 
 
 def test_runs_that_go_one_at_a_time_wait_for_those_that_do_not(jobs: JobsHarness) -> None:

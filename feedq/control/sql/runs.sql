@@ -350,6 +350,7 @@ BEGIN
                 SELECT FROM feedq.run b
                 WHERE b.schedule_id = schedule AND b.state = 'buffered' AND b.due_at < has.due_at);
             UPDATE feedq.run r SET state = 'buffered' WHERE r.id = has.id AND r.state = 'waiting';
+            CONTINUE WHEN NOT FOUND;  -- a worker has claimed it meanwhile
         END IF;
         SELECT r.id INTO next FROM feedq.run r
         WHERE r.schedule_id = schedule AND r.state = 'buffered' AND r.due_at <= at
