@@ -247,7 +247,8 @@ class TargetLanding:
         """Judge an error that has been undone. Raises `TargetBroken` and `TargetBusy`."""
         scope, said = self._session.scope(error), self._session.explain(error)
         if scope not in (ErrorScope.DATA, ErrorScope.TARGET):
-            raise TargetBusy(f"table {self._plan.target.table!r}: {said}", scope, error) from error
+            state = " is locked" if scope is ErrorScope.LOCKED else ""
+            raise TargetBusy(f"table {self._plan.target.table!r}{state}: {said}", scope, error) from error
         position = self._plan.row_of(error)
         if scope is ErrorScope.DATA:
             return FailedAttempt(said, position)
