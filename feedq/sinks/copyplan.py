@@ -17,6 +17,7 @@ take another way: `feedq.sinks.stagedcopy`.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -54,6 +55,11 @@ TRAILER: Final = b"\xff\xff"
 CHUNK_BYTES: Final = 64 * 1024
 """Encoded at a time, so that the server parses one chunk while we make the next."""
 CHUNK_RECORDS: Final = 512
+NUL_ESCAPED: Final = b"\\u0000"
+ESCAPES_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""A backslash before it may be escaped itself."""
+ESCAPED_NUL_ERROR: Final = "unsupported Unicode escape sequence: \\u0000 cannot be converted to text. (22P05)"
+"""What the server says of it in jsonb."""
 ASKS_INPUT_FUNCTIONS: Final = 160_000
 """Server version from which `INPUT_ERRORS` works."""
 ASKED_AT_ONCE: Final = 2_000
@@ -219,6 +225,8 @@ class DefaultRows:
         if self._type in ("json", "jsonb"):
             with suppress(BeyondUs):
                 check(record)
+        if self._type == "jsonb" and NUL_ESCAPED in record and ESCAPES_NUL.search(record):
+            raise UnreadableRecord(ESCAPED_NUL_ERROR)
         if b"\0" in record:
             raise UnreadableRecord(NUL_ERROR)
         return [decode(record)]
@@ -272,7 +280,7 @@ class DefaultRows:
                 text.decode()
             if self._type in ("json", "jsonb"):
                 deque(map(parsed, records), maxlen=0)
-                return True
+                return self._type == "json" or NUL_ESCAPED not in text
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             return False
         return b"\0" not in text
