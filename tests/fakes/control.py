@@ -261,12 +261,14 @@ class ControlDatabase:
         self.end_sessions()
 
     def close(self) -> None:
-        while self._pool:
-            self._pool.pop()[0].close()
-        for one in [self._observer, *chain.from_iterable(self.connections.values())]:
+        """Leave the server, which need not run any more."""
+        pooled = [session._connection for session, *_ in self._pool]
+        for one in [self._observer, *pooled, *chain.from_iterable(self.connections.values())]:
             one.close()
 
-    def _open(self, url: str, *, application_name: str, **options: object) -> Session:
+    def _open(self, url: str, *, application_name: str, **options: Any) -> Any:
+        if url != self.url:
+            return connect(url, application_name=application_name, **options)
         with database.translate_driver_errors(url):
             self.require_driver()
         kind = application_name.partition("/")[0]
