@@ -69,7 +69,7 @@ _TEXT_BYTES_MAX = 8 * CURSOR_BYTES_MAX
 """A longer text is no cursor, however much of it may be blanks and escapes."""
 SMALL_BYTES = 4 * 1024
 """What is parsed as a whole takes a hundredth of a millisecond at most."""
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """NUL as JSON text escapes it: after an even number of backslashes."""
 
 
@@ -473,7 +473,7 @@ class CursorReader:
         text = msgspec.json.encode(cursor)
         if len(text) > CURSOR_BYTES_MAX:
             raise self._larger(len(text))
-        if _NUL.search(text):
+        if ESCAPED_NUL.search(text):
             raise FeedMisconfigured(f"{self._where}: a NUL character in it cannot be kept in PostgreSQL")
         return cursor
 

@@ -17,7 +17,6 @@ take another way: `feedq.sinks.stagedcopy`.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ import psycopg2
 from psycopg2 import sql
 
 from feedq.core.model import Batch
+from feedq.records.framing import ESCAPED_NUL
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.catalog import TargetPlan
 from feedq.sinks.copytext import (
@@ -56,8 +56,6 @@ CHUNK_BYTES: Final = 64 * 1024
 """Encoded at a time, so that the server parses one chunk while we make the next."""
 CHUNK_RECORDS: Final = 512
 NUL_ESCAPED: Final = b"\\u0000"
-ESCAPES_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-"""A backslash before it may be escaped itself."""
 ESCAPED_NUL_ERROR: Final = "unsupported Unicode escape sequence: \\u0000 cannot be converted to text. (22P05)"
 """What the server says of it in jsonb."""
 ASKS_INPUT_FUNCTIONS: Final = 160_000
@@ -225,7 +223,7 @@ class DefaultRows:
         if self._type in ("json", "jsonb"):
             with suppress(BeyondUs):
                 check(record)
-        if self._type == "jsonb" and NUL_ESCAPED in record and ESCAPES_NUL.search(record):
+        if self._type == "jsonb" and NUL_ESCAPED in record and ESCAPED_NUL.search(record):
             raise UnreadableRecord(ESCAPED_NUL_ERROR)
         if b"\0" in record:
             raise UnreadableRecord(NUL_ERROR)
