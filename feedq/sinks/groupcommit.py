@@ -140,6 +140,7 @@ class GroupCommit:
         taken = self._catalog.plan(target).taken
         watched = [(write, write.watch) for write in writes if write.watch is not None]
         for write, watch in watched:
+            watch.has_come(taken)
             watch.look(write.batches, taken)
         if target.drift is not Drift.ADD:
             return {}

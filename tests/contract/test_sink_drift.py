@@ -108,6 +108,18 @@ def test_a_column_that_somebody_adds_is_filled_soon(
     assert feed.watch.news() == {"field:price": "bigint, added", f"field:{ODD}": "text, added"}
 
 
+def test_a_column_that_a_commit_notices_is_told_as_added(
+    harness: PostgresSinkHarness | SqliteHarness,
+) -> None:
+    feed = DriftingFeed(harness, Drift.ADD)
+    feed.write(lines(order(1, price=1)))
+    assert feed.watch.news() == {"field:price": "bigint"}
+    harness.query("ALTER TABLE orders ADD COLUMN price bigint")
+    feed.write(lines(order(2, price=2)))
+    assert feed.rows("seq, price") == [(1, None), (2, 2)]
+    assert feed.watch.news() == {"field:price": "bigint, added"}
+
+
 def test_whoever_writes_adds_columns_where_that_is_set_and_nothing_is_lost(
     harness: PostgresSinkHarness | SqliteHarness,
 ) -> None:
