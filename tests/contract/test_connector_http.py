@@ -11,10 +11,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from feedq.connectors.http import HttpConnector
-from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX
+from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX, location_of, places_for_headers
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import Script as Serve
@@ -319,6 +320,35 @@ async def test_headers_of_the_feed_do_not_go_to_another_host_or_port(host: str) 
         "connection",
     }
     assert "s3cret" not in str(elsewhere.asked)
+
+
+@pytest.mark.parametrize(
+    ("home", "there", "are_sent"),
+    [
+        ("http://a.test/", "https://a.test/x", True),
+        ("http://a.test:80/", "https://A.test:443/x", True),
+        ("http://a.test:8080/", "https://a.test/x", False),
+        ("http://a.test/", "https://a.test:8443/x", False),
+        ("http://a.test/", "https://b.test/x", False),
+        ("https://a.test/", "http://a.test/x", False),
+    ],
+)
+def test_headers_go_along_where_the_same_host_moves_to_tls(home: str, there: str, *, are_sent: bool) -> None:
+    places = places_for_headers(location_of(httpx.URL(home)))
+    assert (location_of(httpx.URL(there)) in places) is are_sent
+
+
+async def test_whoever_refuses_a_redirected_request_without_the_headers_is_named() -> None:
+    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(head("401 Unauthorized", content_length="0"))
+        await writer.drain()
+
+    async with serving(refuses, host="127.0.0.2") as port:
+        home = Site({"/old": lambda: f"http://127.0.0.2:{port}/new"})
+        _, error = await ended(home, headers={"Authorization": "x"})
+    assert isinstance(error, FeedMisconfigured)
+    assert f"if they are meant for http://127.0.0.2:{port}, give it as source.url" in str(error)
 
 
 async def test_a_redirect_to_an_address_that_is_denied_is_not_followed() -> None:

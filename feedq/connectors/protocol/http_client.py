@@ -6,7 +6,7 @@ to the guard, and holds a bounded number of bytes. There are no proxies, no cook
 thing at a time, and keeps at most one connection.
 
 At most `REDIRECTS_MAX` redirects are followed, none from https to http. The feed's own headers, and a client
-certificate, are for the host of ``source.url`` alone; what tells the position (``Last-Event-ID``,
+certificate, are for the host of ``source.url`` alone, also where that upgrades http to https; what tells the position (``Last-Event-ID``,
 ``If-None-Match``) is no secret and goes along, or a redirect could not be resumed.
 
 A path, a query, a header or a body is in no message: any of them may hold a secret, and what a server sends may
@@ -61,6 +61,11 @@ PACKED_BYTES_AT_ONCE: Final = 16 * 1024
 _GZIP: Final = zlib.MAX_WBITS | 16
 _NAMED = re.compile(r"[A-Za-z0-9!#$&^_.+/-]{1,80}")
 """What of a header may be shown."""
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
+_LINK: Final = re.compile(rf'<([^<>]*)>((?:[^"<,]|{_QUOTED})*)')
+"""A target and its parameters. A quoted text may hold commas, semicolons and angle brackets."""
+_RELATION: Final = re.compile(rf';\s*(?i:rel)\s*=\s*(?:"([^"]*)"|([^\s;,"]+))|{_QUOTED}')
+"""What ``rel`` says. Other quoted texts are taken whole, as they may hold the like."""
 _ONLY_AN_EDIT_HELPS: Final[Mapping[int, str]] = {
     400: "does not accept the request; check source.url, source.headers and source.body",
     401: "refuses our credentials; check source.headers and its secrets",
@@ -88,7 +93,7 @@ class HttpRequestOptions(RequestOptions):
     url: str
     """What to ask for: `http://host/path` or `https://host/path`, with a port where needed. `{name}`,
     `{cursor}` and `{secret}` in its path and query are filled in percent-encoded. Redirects are followed,
-    five at most; `headers` and a client certificate are for this host alone."""
+    five at most; `headers` and a client certificate are for this host alone, also where it moves from http to https."""
     method: Literal["GET", "POST"] = "GET"
     """What to ask with."""
     body: Annotated[str, Field(max_length=2**20)] = ""
@@ -136,7 +141,13 @@ class Answer:
     @property
     def next_link(self) -> str:
         """Where the header ``Link`` says that the next page is, perhaps relative to `url`; or nothing."""
-        return self._response.links.get("next", {}).get("url", "")
+        return next_link(self.headers.get("link", ""))
+
+    @property
+    def links_are_read(self) -> bool:
+        """Whether the header ``Link``, if there is one, holds links."""
+        header = self.headers.get("link", "")
+        return not header or _LINK.search(header) is not None
 
     @property
     def is_delimited(self) -> bool:
@@ -207,6 +218,7 @@ class HttpClient:
         self._context = context
         self._idle_timeout_s = idle_timeout_s
         self._home = location_of(httpx.URL(str(options.location)))
+        self._at_home = places_for_headers(self._home)
         self._link: _Link | None = None
         """The connection of the last request."""
 
@@ -253,11 +265,11 @@ class HttpClient:
                 f"{self._home}: what is to be asked for is no URL; look at source.url and its secrets"
             ) from None
         there = location_of(url)
-        if options.method == "POST" and there != self._home:
+        if options.method == "POST" and there not in self._at_home:
             raise self._would_get_body(there, self._home, told="has its next page at")
         plain = {"user-agent": USER_AGENT, "accept-encoding": "gzip", "connection": "keep-alive"}
         sent = {name: value.encode() for name, value in (plain | dict(headers)).items()}
-        if there == self._home:
+        if there in self._at_home:
             for name, value in options.request_headers(context, cursor).items():
                 sent[name.lower()] = value.encode("latin-1")  # each byte of it is one character
         content = self._body(cursor) if options.method == "POST" else None
@@ -294,7 +306,7 @@ class HttpClient:
         )
         method = "GET" if is_seen_off else request.method
         left_out = {b"host", b"content-length"}
-        if there != self._home:
+        if there not in self._at_home:
             left_out.update(name.lower().encode() for name in self._options.headers)
             if method == "POST":
                 raise self._would_get_body(there, where, told="redirects to")
@@ -381,7 +393,7 @@ class HttpClient:
             return
         asked_s = retry_after_s(answer.headers.get("retry-after", ""), now=self._context.clock.now())
         if status in _ONLY_AN_EDIT_HELPS and (asked_s is None or status not in _PERHAPS_FOR_NOW):
-            raise FeedMisconfigured(f"{where}: {_ONLY_AN_EDIT_HELPS[status]} ({status})")
+            raise FeedMisconfigured(f"{where}: {_ONLY_AN_EDIT_HELPS[status]} ({status}){self._unsent(where)}")
         if status == HTTPStatus.NOT_FOUND:
             # A mistake in the URL, or a server being deployed, which no person should have to mend.
             raise SourceUnavailable(f"{where}: has nothing there; check source.url (404)")
@@ -389,6 +401,14 @@ class HttpClient:
         if asked_s is not None:
             raise SourceBusy(f"{said}, and wants to be asked again in {asked_s:g} s", retry_in_s=asked_s)
         raise SourceUnavailable(said)
+
+    def _unsent(self, where: Location) -> str:
+        if where in self._at_home or not self._options.headers:
+            return ""
+        return (
+            f"; source.headers are sent to {self._home} only, which led there: "
+            f"if they are meant for {where}, give it as source.url"
+        )
 
 
 class _Link:
@@ -557,6 +577,24 @@ class Gunzip:
             self._has_more = self.is_amid and len(piece) == PIECE_BYTES_MAX
             self._left = self._inflater.unconsumed_tail if self.is_amid else self._inflater.unused_data
         return piece
+
+
+def places_for_headers(home: Location) -> frozenset[Location]:
+    """Where the headers of a feed may be sent: to its source, and to the same host where that has TLS instead."""
+    upgraded = replace(home, scheme="https", port=443, tls=True)
+    return frozenset((home, upgraded) if home.scheme == "http" and home.port == 80 else (home,))
+
+
+def next_link(header: str) -> str:
+    """The target of the first link with the relation ``next`` (RFC 8288, section 3); nothing if there is none.
+
+    What stands between links and parameters, and is neither, is passed over.
+    """
+    for target, parameters in _LINK.findall(header):
+        found = (quoted or plain for quoted, plain in _RELATION.findall(parameters))
+        if "next" in next(filter(None, found), "").lower().split():
+            return str(target.strip())
+    return ""
 
 
 def location_of(url: httpx.URL) -> Location:

@@ -56,6 +56,8 @@ _ENDS: Final = {b"{": b"},", b"[": b"],", b'"': b'",'}
 _GUESSES_MAX: Final = 4
 ADDRESS_CHARACTERS_MAX: Final = 8 * 1024
 """Of a page; servers refuse longer ones."""
+_NO_PAGE: Final = (b"null", b"false", b'""')
+"""What stands for the address where there is no next page."""
 LINK_BYTES_MAX: Final = 8 * ADDRESS_CHARACTERS_MAX
 """A longer text is no address of a page, whatever of it may be escapes."""
 EMPTY_PAGES_MAX: Final = 100
@@ -491,6 +493,9 @@ class Poller:
             return ""
         link = answer.next_link if pointer == LINK else self._link_at(pointer, answer, body)
         if not link:
+            if pointer == LINK and not answer.links_are_read:
+                said = "the header Link is not as RFC 8288 says, and no next page is found in it"
+                self._context.on_notice("next_page", said)
             return ""
         address = client.page_at(link, answer)
         if len(address) > ADDRESS_CHARACTERS_MAX:
@@ -503,8 +508,16 @@ class Poller:
     def _link_at(self, pointer: str, answer: Answer, body: bytes) -> str:
         try:
             (text,) = TextPointers([pointer]).find(body)
-            is_link = text is not MISSING and text[:1] == b'"' and len(text) <= LINK_BYTES_MAX
-            return str(msgspec.json.decode(text)) if is_link else ""  # type: ignore[arg-type] # it is no `MISSING` here
+        except ValueError:
+            raise _no_json(answer) from None
+        if text is MISSING or text in _NO_PAGE:
+            return ""
+        if text[:1] != b'"' or len(text) > LINK_BYTES_MAX:
+            said = f"what source.next_page {pointer!r} leads to is no address: only the first page is read"
+            self._context.on_notice("next_page", said)
+            return ""
+        try:
+            return str(msgspec.json.decode(text))
         except ValueError:
             raise _no_json(answer) from None
 
