@@ -217,9 +217,10 @@ class Context:
     on_waiting: Callable[[str], None] = lambda why: None
     """To be called, with the reason, by a connector that waits for its source instead of failing: its feed
     has it in its status until it is connected. That a source has not answered yet is said without it."""
-    on_notice: Callable[[str, str], None] = lambda key, said: None
+    on_notice: Callable[[str, str | None], None] = lambda key, said: None
     """To be called, with a name for it and a sentence, by a connector that finds something odd which a person
-    should know; it reads on. The feed has it in its status and once in its history."""
+    should know; it reads on. The feed has it in its history once, and in its status until it is edited, or until
+    None is said of the same name."""
 
 
 def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -> None:

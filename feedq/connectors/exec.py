@@ -248,7 +248,7 @@ class ExecConnector:
             SourceSilent: it has written nothing for the idle timeout.
             FeedMisconfigured: the program is not allowed, or a record is over the limit.
         """
-        framer = self._options.framer()
+        framer = self._options.stream_framer()
         reader = self._options.cursor_reader
         child = self._start(cursor)
         try:

@@ -29,7 +29,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar, Literal
@@ -42,11 +42,13 @@ from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON, Batch
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.records.framing import Framed, Framer
+from feedq.records.framing import BYTE_ORDER_MARK, Framed, Framer
 
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""
 READ_BYTES = 256 * 1024
+UNFINISHED_S = 5.0
+"""A record at the end of a file that has no end for this long is told of."""
 SCANS_MAX = 100
 """A directory is looked at until two looks in a row agree, each in well under a millisecond."""
 _ROTATED = re.compile(r"[-._]?[0-9][-._:T0-9]*")
@@ -79,7 +81,7 @@ def parse_position(cursor: JSON) -> FileCursor | None:
 class FollowedFile:
     """Reads an open file from front to back."""
 
-    def __init__(self, path: str, framer: Framer) -> None:
+    def __init__(self, path: str, options: FileOptions) -> None:
         """Raises what `os.open` does, and `FeedMisconfigured` for what is no regular file."""
         # Without O_NONBLOCK a path that is a pipe would wait for somebody to write into it.
         self._fileno = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,7 +93,8 @@ class FollowedFile:
             )
         self.path = path
         self.inode = status.st_ino
-        self._framer = framer
+        self._framer: Framer | _Done = options.framer()
+        self._may_be_marked = options.may_be_marked
         self._read = 0
         """Bytes from its beginning that were read."""
         self._head = b""
@@ -156,10 +159,13 @@ class FollowedFile:
         data = os.pread(self._fileno, min(READ_BYTES, max(0, size - self._read)), self._read)
         if not data:
             return None
+        is_marked = self._may_be_marked and not self._read
+        if is_marked and len(data) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(data):
+            return None  # the rest of it is on the way
         if len(self._head) < HEAD_BYTES:
             self._head += data[: HEAD_BYTES - len(self._head)]
         self._read += len(data)
-        return self._framer.push(data)
+        return self._framer.push(data.removeprefix(BYTE_ORDER_MARK) if is_marked else data)
 
     def is_another(self) -> bool:
         """Whether the content was replaced under our eyes."""
@@ -189,13 +195,13 @@ class _Done:
         raise AssertionError("the file was finished")
 
 
-def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> FollowedFile | None:
+def find(path: str, position: FileCursor, options: FileOptions) -> FollowedFile | None:
     """The file of a position, by whatever name beside ``path``; else a copy of it; None if all are gone."""
     for _ in range(SCANS_MAX):
         before = _possible_successors(path, position.inode)
         # A copy is second best, and among those one is as good as another.
         for name in sorted(before, key=lambda name: before[name].st_ino != position.inode):
-            file = _open(name, framer(), is_wanted=before[name].st_ino == position.inode)
+            file = _open(name, options, is_wanted=before[name].st_ino == position.inode)
             if file is not None and file.holds(position):
                 file.go_to(position.offset)
                 return file
@@ -207,14 +213,14 @@ def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> Follo
     return None
 
 
-def open_next(path: str, file: FollowedFile, framer: Callable[[], Framer]) -> FollowedFile | None:
+def open_next(path: str, file: FollowedFile, options: FileOptions) -> FollowedFile | None:
     """The file to read when ``file`` is over, at its beginning; None if there is none yet."""
     for _ in range(SCANS_MAX):
         rotated = rotated_after(path, file)
         name, inode = rotated or (path, inode_at(path))
         if inode is None or inode == file.inode:
             return None
-        opened = _open(name, framer(), is_wanted=True)
+        opened = _open(name, options, is_wanted=True)
         if opened is not None:
             # Between the look and the opening, the name may have gone to a file that is not the next one.
             if opened.inode == inode and (
@@ -245,14 +251,14 @@ def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
     return None
 
 
-def _open(path: str, framer: Framer, *, is_wanted: bool) -> FollowedFile | None:
+def _open(path: str, options: FileOptions, *, is_wanted: bool) -> FollowedFile | None:
     """Opens a file; None: it is gone since it was listed, or is no file, or somebody else's.
 
     Raises OSError for a file that is there and cannot be opened for now: to go on without it would lose or double
     what it holds.
     """
     try:
-        return FollowedFile(path, framer)
+        return FollowedFile(path, options)
     except (FileNotFoundError, NotADirectoryError, FeedMisconfigured):
         return None
     except PermissionError:
@@ -370,6 +376,8 @@ class FileConnector:
         """When something was last read, or could have been."""
         self._replaced_at: float | None = None
         """Since when the path leads to another file, or to none."""
+        self._is_unfinished: bool | None = None
+        """Whether it is told that a record has no end; None where a worker before us may have said so."""
 
     def stream(self, cursor: JSON) -> Iterator[Batch]:
         """Batches after ``cursor``, until the feed stops or the file is gone.
@@ -379,6 +387,7 @@ class FileConnector:
             SourceSilent: nothing was added for the idle timeout.
             FeedMisconfigured: no regular file, or a record over the limit.
         """
+        self._is_unfinished = None if cursor is not None else False
         try:
             if not self._begin(cursor):
                 return
@@ -412,7 +421,7 @@ class FileConnector:
         return self._open(at_end=cursor is None and not begun and self._options.start == "end")
 
     def _find(self, position: FileCursor) -> bool:
-        self._file = find(self._path, position, self._options.framer)
+        self._file = find(self._path, position, self._options)
         self._grew_at = time.monotonic()
         return self._file is not None
 
@@ -421,7 +430,7 @@ class FileConnector:
         missing_since, is_told = time.monotonic(), False
         while True:
             try:
-                self._file = FollowedFile(self._path, self._options.framer())
+                self._file = FollowedFile(self._path, self._options)
             except (FileNotFoundError, NotADirectoryError):
                 # What comes later is new, all of it.
                 at_end = False
@@ -461,17 +470,24 @@ class FileConnector:
             self._open()
 
     def _finish(self) -> Iterator[Batch]:
-        """The end of a file that was replaced also ends its last record."""
+        """Go on with the file that replaced ours: where we are if it begins as ours does (editors and rsync write
+        a file anew), else at its beginning. Then the end of ours also ends its last record."""
         assert self._file is not None
-        if self._file.pending and not self._options.end_mark:
-            self._tell_gap(f"the file ends in the middle of a record ({self._file.pending} bytes)")
-        framed = self._file.finish(self._options.end_mark)
-        if framed:
-            yield self._batch(framed)
-        over_since = time.monotonic()
-        while (following := open_next(self._path, self._file, self._options.framer)) is None:
-            if not self._wait_for_file(over_since):
-                return
+        position = self._file.position
+        following = open_next(self._path, self._file, self._options)
+        if following is not None and following.holds(position):
+            following.go_to(position.offset)
+        else:
+            if self._file.pending and not self._options.end_mark:
+                self._tell_gap(f"the file ends in the middle of a record ({self._file.pending} bytes)")
+            framed = self._file.finish(self._options.end_mark)
+            if framed:
+                yield self._batch(framed)
+            over_since = time.monotonic()
+            while following is None:
+                if not self._wait_for_file(over_since):
+                    return
+                following = open_next(self._path, self._file, self._options)
         self._close()
         self._file = following
         self._grew_at = time.monotonic()
@@ -536,12 +552,26 @@ class FileConnector:
         return False
 
     def _wait(self) -> None:
+        assert self._file is not None
         quiet_s = time.monotonic() - self._grew_at
+        self._tell_unfinished(quiet_s)
         if 0 < self._options.idle_timeout_s <= quiet_s:
             raise SourceSilent(
                 f"{self._path}: nothing was added for {self._options.idle_timeout_s:g} s (source.idle_timeout_s)"
             )
         self._context.stopping.wait(self._options.poll_interval_s)
+
+    def _tell_unfinished(self, quiet_s: float) -> None:
+        """Say that a record at the end of the file waits for its end; and when it no longer does."""
+        assert self._file is not None
+        is_unfinished = self._file.pending > 0 and quiet_s >= UNFINISHED_S
+        if is_unfinished is not self._is_unfinished:
+            self._is_unfinished = is_unfinished
+            size = self._file.pending
+            said = (
+                f"{self._path}: its last {size} bytes are a record that has no end yet, and lands when it has"
+            )
+            self._context.on_notice("unfinished", said if is_unfinished else None)
 
     def _tell_gap(self, detail: str) -> None:
         log_gap(self._context, self._path, f"{detail}; reading goes on")

@@ -116,7 +116,7 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
     def frame_whole(self, content: bytes) -> Steps[Framed | None]:
         """The records of a content that has ended, as `Framed.records`: the last needs no end mark. None: it ends
         amid one. Those that follow the first `max_records` and a piece are left out."""
-        framer = self.framer()
+        framer = self.stream_framer()
         records: list[bytes] = []
         framed = Framed()
         for piece in slices(content):
@@ -167,7 +167,7 @@ class HttpConnector:
 
     async def _stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         options, context = self._options, self._context
-        framer, reader = options.framer(), options.cursor_reader
+        framer, reader = options.stream_framer(), options.cursor_reader
         client = HttpClient(options, context, idle_timeout_s=options.idle_timeout_s)
         async with aclosing(client), client.ask(cursor) as answer:
             if answer.status in NO_CONTENT:

@@ -23,6 +23,7 @@ from feedq.records.framing import (
     HeaderlessFramer,
     LengthFramer,
     LineFramer,
+    UnmarkedFramer,
 )
 from feedq.records.template import unescape
 
@@ -75,7 +76,7 @@ class FramingOptions(ConnectorOptions):
         return LF if self.delimiter is None else unescape(self.delimiter)
 
     def framer(self) -> Framer:
-        """Makes the framer of one stream from its beginning; each needs its own."""
+        """Makes the framer of one stream, from the end of any record on; each needs its own."""
         framer: Framer = LineFramer(self.max_record_bytes)
         if self.framing == "length":
             framer = LengthFramer(
@@ -89,6 +90,15 @@ class FramingOptions(ConnectorOptions):
         if self.csv is not None and self.csv.header:
             return HeaderlessFramer(framer, self.csv)
         return framer
+
+    @property
+    def may_be_marked(self) -> bool:
+        """Whether a byte order mark at the beginning is none of the first record."""
+        return self.format != "bytes" and self.framing != "length"
+
+    def stream_framer(self) -> Framer:
+        """Makes the framer of one stream that is read from its beginning."""
+        return UnmarkedFramer(self.framer()) if self.may_be_marked else self.framer()
 
     def refusal(self, framed: Framed, *, where: object, cursor: JSON) -> FeedMisconfigured:
         """Why the stream cannot go on after ``framed``, for when it `is_last`."""

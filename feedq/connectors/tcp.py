@@ -153,7 +153,7 @@ class TcpConnector:
             SourceSilent: no byte for the idle timeout.
             FeedMisconfigured: a record over the limit, a cursor that cannot be kept, a wrong TLS file.
         """
-        framer, reader = self._options.framer(), self._options.cursor_reader
+        framer, reader = self._options.stream_framer(), self._options.cursor_reader
         pinged = Pinged(self._options.ping) if self._options.ping is not None else None
         how = self._options.connection_options(idle_timeout_s=self._options.idle_timeout_s)
         connection = await open_connection(how, self._context)

@@ -22,7 +22,16 @@ from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOp
 from feedq.connectors.record_options import CursorOptions
 from feedq.connectors.wire.remote import check_template
 from feedq.core.model import JSON, Batch
-from feedq.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, Steps, as_lines, in_turns
+from feedq.records.framing import (
+    BYTE_ORDER_MARK,
+    Framed,
+    Framer,
+    HeaderlessFramer,
+    LineFramer,
+    Steps,
+    as_lines,
+    in_turns,
+)
 from feedq.records.pointer import MISSING, Missing, TextPointers, parse_pointer
 from feedq.records.template import fill_in
 
@@ -120,12 +129,17 @@ class MessageFramer:
         if options.csv is not None and options.csv.header:
             lines = HeaderlessFramer(lines, options.csv)
         self._lines = lines
+        self._may_be_marked = options.format != "bytes"
+        """Whether a byte order mark may stand before the first message."""
         self._one_each = options.split == "message" and options.format != "csv"
         self.ignored = Ignored(options.ignore) if options.ignore else None
         """Leaves out records that are no part of the feed."""
 
     def frame(self, messages: list[bytes]) -> Framed:
         """The records of some messages, with those to be ignored; perhaps none."""
+        if self._may_be_marked:
+            messages[0] = messages[0].removeprefix(BYTE_ORDER_MARK)
+            self._may_be_marked = False
         if not self._one_each:
             return self._lines.push(as_lines(messages))
         return Framed.of(messages if all(messages) else list(filter(None, messages)))

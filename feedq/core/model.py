@@ -691,8 +691,8 @@ class Progress(Keyed):
     """The event time of the newest record of this stream that has landed, in seconds since 1970."""
     event_fault: str | None = None
     """Why the last record has none."""
-    noticed: Mapping[str, str] | None = None
-    """What was noticed since the last report."""
+    noticed: Mapping[str, str | None] | None = None
+    """What was noticed since the last report; None of what is so no longer."""
     rows_per_s: float = 0.0  # smoothed, as the two below: see `feedq.core.lease.smoothed`
     bytes_per_s: float = 0.0
     dead_per_s: float = 0.0

@@ -344,6 +344,30 @@ class LengthFramer(TailFramer):
         return Framed(records=tuple(records), oversize=oversize, corrupt=corrupt)
 
 
+class UnmarkedFramer:
+    """A framer that leaves out a byte order mark at the beginning of the stream of another."""
+
+    def __init__(self, framer: Framer) -> None:
+        self._framer = framer
+        self._first: bytes | None = b""
+        """What came so far, while it may be part of a mark."""
+
+    @property
+    def pending(self) -> int:
+        return self._framer.pending + len(self._first or b"")
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        if self._first is None:
+            return self._framer.push(data)
+        first = self._first + data
+        _release_memory(data)
+        if len(first) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(first):
+            self._first = first
+            return Framed()
+        self._first = None
+        return self._framer.push(bytearray(first.removeprefix(BYTE_ORDER_MARK)))
+
+
 class HeaderlessFramer:
     """A framer that leaves out the header lines of CSV among the records of another.
 

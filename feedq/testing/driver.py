@@ -42,7 +42,7 @@ class ConnectorDriver:
     connected: int = 0
     waiting: list[str] = field(default_factory=list)
     """What the connector reported that it waits for."""
-    noticed: list[tuple[str, str]] = field(default_factory=list)
+    noticed: list[tuple[str, str | None]] = field(default_factory=list)
     """What it found odd."""
     memory: dict[str, Any] = field(default_factory=dict)
     """As `Context.memory`; clear it to play another worker that takes over."""

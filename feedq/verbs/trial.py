@@ -139,7 +139,7 @@ def try_feed(
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
             # What the connector notices by itself it says better.
             noticed = {about for about, _ in reading.notices}
-            hinted = hints(options, sink_options, [preview.record for preview in trial.records])
+            hinted = hints(options, target, [preview.record for preview in trial.records])
             for about, what in [*reading.notices, *(odd for odd in hinted if odd[0] not in noticed)]:
                 trial.tell(about, StepOutcome.WARN, what)
     return trial
@@ -185,8 +185,10 @@ class _Reading:
         self._waits_for = why
         self._on_waiting(why)
 
-    def notes(self, key: str, said: str) -> None:
-        if len(self.notices) < NOTICES_MAX and (key, said) not in self.notices:
+    def notes(self, key: str, said: str | None) -> None:
+        if said is None:
+            self.notices = [notice for notice in self.notices if notice[0] != key]
+        elif len(self.notices) < NOTICES_MAX and (key, said) not in self.notices:
             self.notices.append((key, said))
 
     def _stop_telling(self) -> None:

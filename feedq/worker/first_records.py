@@ -6,28 +6,28 @@ become CSV, with the names of their header. What is proposed is a declaration li
 changed before it is applied.
 
 `hints` finds what is right and yet not what was meant. A column whose pointer no record has lands as NULL, a
-list without `source.records` as one row, a header with other names than `csv.fields` as a record. None of them
-is an error, so nothing else says so. A trial tells all of it; a running feed tells what its connector sees by
-itself, and what `watch_header` finds.
+list without `source.records` as one row, a header with other names than `csv.fields` as a record; and where no
+record has its cursor, all land again after a restart. None of them is an error, so nothing else says so. A trial
+tells all of it; a running feed tells what its connector sees by itself, and what `FirstRecords` finds.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from feedq.connectors.base import ConnectorOptions, load_connector
+from feedq.connectors.record_options import CursorOptions
 from feedq.core.model import Batch, FeedSpec
 from feedq.core.values import did_you_mean, read_json
 from feedq.errors import InvalidInput
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.pointer import array_index, parse_pointer
-from feedq.sinks.base import SinkOptions
-from feedq.sinks.mapping import ColumnType, pointer_to, type_of
+from feedq.sinks.base import Target
+from feedq.sinks.mapping import ColumnType, Origin, Otherwise, pointer_to, type_of
 
 DELIMITERS = (",", ";", "\t", "|")
 DEPTH_MAX = 3
@@ -35,6 +35,7 @@ DEPTH_MAX = 3
 COLUMNS_MAX = 100
 KEY_NAMES = ("id", "seq", "sequence", "offset", "uuid")
 """What sources call what numbers their records."""
+CURSOR_OPTION = "source.cursor"
 _NAME = re.compile(r"[^a-z0-9]+")
 _HEADER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]*")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -67,7 +68,7 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
     return spec.model_copy(update={"source": source, "sink": sink})
 
 
-def json_documents(records: Sequence[bytes]) -> Iterator[Any]:
+def json_documents(records: Iterable[bytes]) -> Iterator[Any]:
     for record in records:
         with suppress(ValueError):
             yield read_json(record)
@@ -176,10 +177,14 @@ def _key(names: Mapping[str, str], samples: Mapping[str, Sequence[Any]], rows: i
 
 
 POINTERS_SHOWN_MAX = 12
+SOUGHT_IN = 20
+"""Records of a running feed without a value that is pointed at, after which that is told."""
+SOUGHT_BYTES_MAX = 64 * 1024
+"""Larger records are not searched while a feed runs."""
 
 
-def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
-    """Yields what is odd, as pairs of what it is about and a sentence."""
+def hints(source: ConnectorOptions, target: Target, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    """Yields what is odd about records, as pairs of what it is about and a sentence."""
     if source.csv is not None:
         yield from _header_hints(source.csv, records)
         return
@@ -191,19 +196,82 @@ def hints(source: ConnectorOptions, sink: SinkOptions, records: Sequence[bytes])
         said = f"a record is a list of {len(lists[0])}, which lands as one row"
         yield "records", f"{said}; let the source send its elements one by one"
         return
-    yield from _pointer_hints(sink, documents)
+    for taker, pointers in _sought(source, target).items():
+        if not any(_has_any(document, pointers) for document in documents):
+            yield "cursor" if taker == CURSOR_OPTION else "columns", _not_there(taker, pointers, documents)
 
 
-def _pointer_hints(sink: SinkOptions, documents: Sequence[Any]) -> Iterator[tuple[str, str]]:
+class FirstRecords:
+    """Looks at the first records of a connection, and tells what is odd about them while the feed runs.
+
+    A value that is pointed at and was in none of `SOUGHT_IN` records is told, and sought on in one record of each
+    batch: when it comes, it is told no longer. Nothing is looked at any more when all have been found.
+    """
+
+    def __init__(self, source: ConnectorOptions, target: Target, *, from_beginning: bool) -> None:
+        is_headed = source.csv is not None and source.csv.header and from_beginning
+        self._csv = source.csv if is_headed else None
+        self._head: list[bytes] = []
+        self._sought = dict(_sought(source, target)) if source.format == "json" else {}
+        self._searched: list[Any] = []
+        self._is_told = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to look for."""
+        return self._csv is None and not self._sought
+
+    def look(self, batch: Batch, tell: Callable[[str, str | None], object]) -> None:
+        """Look at a batch; ``tell`` takes what it is about, and a sentence, or None for what is so no longer."""
+        if self._csv is not None:
+            self._head += batch.first(2)
+            if len(self._head) > 1:
+                for about, said in _header_hints(self._csv, self._head[:2]):
+                    tell(about, said)
+                self._csv = None
+        if self._sought:
+            self._seek(batch, tell)
+
+    def _seek(self, batch: Batch, tell: Callable[[str, str | None], object]) -> None:
+        records = batch.first(1 if self._is_told else SOUGHT_IN - len(self._searched))
+        for document in json_documents(record for record in records if len(record) <= SOUGHT_BYTES_MAX):
+            for taker in [name for name, pointers in self._sought.items() if _has_any(document, pointers)]:
+                del self._sought[taker]
+                if self._is_told:
+                    tell(taker, None)
+            if not self._is_told:
+                self._searched.append(document)
+        if len(self._searched) >= SOUGHT_IN:
+            for taker, pointers in self._sought.items():
+                tell(taker, _not_there(taker, pointers, self._searched))
+            self._is_told, self._searched = True, []
+
+
+def _sought(source: ConnectorOptions, target: Target) -> dict[str, tuple[str, ...]]:
+    """Pointers into the records of a feed, of which one should find something, by what takes it."""
+    takers: dict[str, tuple[str, ...]] = {
+        f"column {column.column}": (column.pointer, *column.alternatives)
+        for column in target.columns
+        if column.origin is Origin.POINTER and column.pointer and column.missing is Otherwise.NULL
+    }
+    cursor = source.cursor if isinstance(source, CursorOptions) else None
+    return ({CURSOR_OPTION: (cursor,)} if cursor else {}) | takers
+
+
+def _not_there(taker: str, pointers: Sequence[str], documents: Sequence[Any]) -> str:
     there = list(dict.fromkeys(pointer for document in documents for pointer, _ in leaves(document)))
-    for column, source in sink.columns.items():
-        pointer = source if isinstance(source, str) else source.pointer
-        if not pointer or not pointer.startswith("/"):
-            continue
-        if not any(_has(document, parse_pointer(pointer)) for document in documents):
-            shown = ", ".join(there[:POINTERS_SHOWN_MAX]) + (", …" if len(there) > POINTERS_SHOWN_MAX else "")
-            near = did_you_mean(pointer, there)
-            yield "columns", f"column {column}: no record has {pointer}; they have {shown}{near}"
+    shown = ", ".join(there[:POINTERS_SHOWN_MAX]) + (", …" if len(there) > POINTERS_SHOWN_MAX else "")
+    lacks = " or ".join(pointers)
+    said = f"{taker}: no record has {lacks}; they have {shown}{did_you_mean(pointers[0], there)}"
+    return (
+        f"{said}. Without a cursor, the source is read anew after each restart"
+        if taker == CURSOR_OPTION
+        else said
+    )
+
+
+def _has_any(document: Any, pointers: Sequence[str]) -> bool:
+    return any(_has(document, parse_pointer(pointer)) for pointer in pointers)
 
 
 def _has(value: Any, tokens: Sequence[str]) -> bool:
@@ -215,21 +283,6 @@ def _has(value: Any, tokens: Sequence[str]) -> bool:
         else:
             return False
     return True
-
-
-async def watch_header(
-    batches: AsyncGenerator[Batch, None], csv: CsvFormat, tell: Callable[[str, str], object]
-) -> AsyncGenerator[Batch, None]:
-    """Yields what a connection yields, and tells by the first two records of a header that is another one."""
-    records: list[bytes] = []
-    async with contextlib.aclosing(batches):
-        async for batch in batches:
-            if len(records) < 2:
-                records += batch.first(2)
-                if len(records) > 1 and (odd := next(_header_hints(csv, records), None)) is not None:
-                    tell(*odd)
-            yield batch
-            del batch  # or it would stay in memory until the next one comes
 
 
 def _header_hints(csv: CsvFormat, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:

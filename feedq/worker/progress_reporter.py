@@ -67,7 +67,7 @@ class FeedProgress:
         self.watch: FieldWatch | None = None
         """What looks for new fields of its records, where somebody wants to know."""
         self._noticed: dict[str, str] = {}
-        self._notices: dict[str, str] = {}
+        self._notices: dict[str, str | None] = {}
         """The notices since the last report."""
         self._feed, self._retries, self._clock = feed, retries, clock
         self._masked, self._sinks = masked, sinks
@@ -86,8 +86,12 @@ class FeedProgress:
             self._landed = self.batch_queue.landed
             self._retries.landed()
 
-    def notice(self, key: str, said: str) -> bool:
-        """Have something told, and return whether it was not told before."""
+    def notice(self, key: str, said: str | None) -> bool:
+        """Have something told, or with None told no longer; returns whether that is news."""
+        if said is None:
+            self._noticed.pop(key, None)
+            self._notices[key] = None
+            return True
         key, said = self._masked(key), self._masked(said)[:NOTICE_CHARS_MAX]
         if self._noticed.get(key) != said and len(self._noticed) < NOTICES_MAX:
             self._noticed[key] = self._notices[key] = said
@@ -95,7 +99,7 @@ class FeedProgress:
             return True
         return False
 
-    def _take_notices(self) -> dict[str, str] | None:
+    def _take_notices(self) -> dict[str, str | None] | None:
         for key, said in self.watch.news().items() if self.watch is not None else ():
             self.notice(key, said)
         notices, self._notices = self._notices, {}

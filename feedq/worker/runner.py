@@ -68,7 +68,7 @@ from feedq.telemetry.metrics import RECONNECTS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.declared import BackfillEnd, Declared, declared, lean
-from feedq.worker.first_records import watch_header
+from feedq.worker.first_records import FirstRecords
 from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.retries import FeedRetries
@@ -146,6 +146,7 @@ class FeedRunner:
         self._is_releasing = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
+        self._first_records: FirstRecords | None = None
         self._unanswered: asyncio.TimerHandle | None = None
         """Will tell that the source does not answer."""
         self._must_fence = False
@@ -306,10 +307,8 @@ class FeedRunner:
         self, kind: type[Connector], what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
     ) -> AsyncGenerator[Batch, None]:
         context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
-        csv = what.options.csv
         stream = open_stream(kind, what.options, context=context, cursor=cursor)
-        if csv is not None and csv.header and cursor is None:
-            stream = watch_header(stream, csv, self._notices)
+        self._first_records = FirstRecords(what.options, what.target, from_beginning=cursor is None)
         # After a failure, the status has that already: the same news with each try would only cost writes.
         if not self._retries.attempts:
             self._unanswered = tell_if_unanswered(what.options, self._waits)
@@ -322,6 +321,8 @@ class FeedRunner:
             async with contextlib.aclosing(batches):
                 async for batch in batches:
                     self._received()
+                    if self._first_records is not None:
+                        self._look_at_first(batch)
                     await batch_queue.put(batch)
                     if pace.is_limited:
                         await pace.keep(batch, unless=lambda: batch_queue.failure)
@@ -493,12 +494,18 @@ class FeedRunner:
             self._unanswered.cancel()
             self._unanswered = None
 
+    def _look_at_first(self, batch: Batch) -> None:
+        assert self._first_records is not None
+        self._first_records.look(batch, self._notices)
+        if self._first_records.is_over:
+            self._first_records = None
+
     def _waits(self, why: str) -> None:
         self._stop_telling()
         self.progress.error = self.masked(why)
         self._changed()
 
-    def _notices(self, key: str, said: str) -> None:
+    def _notices(self, key: str, said: str | None) -> None:
         if self.progress.notice(key, said):
             self._changed()
 

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from feedq.connectors import file
 from feedq.connectors.file import FileConnector
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
@@ -197,6 +199,85 @@ async def test_a_truncated_file_without_a_copy_is_read_anew_and_the_log_says_so(
             await until_records(50 + grown_to)
     assert driver.records == numbered(*range(50), *range(100, 100 + grown_to))
     assert [line["source"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [str(path)]
+
+
+# -- written anew ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_followed", [True, False])
+@pytest.mark.parametrize("rest", [b"", b"49 and the beginning of"])
+async def test_a_copy_with_more_in_the_place_of_a_file_goes_on_where_that_was_read(
+    tmp_path: Path, while_followed: bool, rest: bytes
+) -> None:
+    """As rsync and editors write a file: a new one, renamed over the old one."""
+    path = tmp_path / "log"
+    append(path, *numbered(*range(50)))
+    with path.open("ab") as file:
+        file.write(rest)
+
+    def replace() -> None:
+        anew = tmp_path / "anew"
+        shutil.copy(path, anew)
+        append(anew, b" a record" if rest else b"50", *numbered(51))
+        anew.rename(path)
+
+    driver = driver_of(path)
+    if while_followed:
+        async with following(driver) as until_records:
+            await until_records(50)
+            replace()
+            await until_records(52)
+    else:
+        await read_until(driver, 50)
+        replace()
+        await read_until(driver, 52)
+    assert driver.records == [*numbered(*range(50)), rest + b" a record" if rest else b"50", *numbered(51)]
+
+
+# -- what is no record -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record_format", ["text", "json", "csv"])
+async def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_data(
+    tmp_path: Path, record_format: str
+) -> None:
+    path = tmp_path / "log"
+    source = {"format": record_format} | ({"csv": {"fields": ["n"]}} if record_format == "csv" else {})
+    driver = driver_of(path, **source)
+    path.write_bytes(BYTE_ORDER_MARK[:2])
+    async with following(driver) as until_records:
+        await asyncio.sleep(0.05)
+        path.write_bytes(BYTE_ORDER_MARK + b"1\n")
+        await until_records(1)
+    with path.open("ab") as file:
+        file.write(BYTE_ORDER_MARK + b"2\n")
+    await read_until(driver, 2)
+    assert driver.records == [b"1", BYTE_ORDER_MARK + b"2"]
+
+
+async def test_bytes_keep_what_looks_like_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, BYTE_ORDER_MARK + b"1")
+    driver = driver_of(path, format="bytes")
+    await read_until(driver, 1)
+    assert driver.records == [BYTE_ORDER_MARK + b"1"]
+
+
+async def test_a_last_line_without_an_end_is_told_until_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "UNFINISHED_S", 0.1)
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2")
+    driver = driver_of(path)
+    async with following(driver) as until_records:
+        await until_records(1)
+        await until(lambda: driver.noticed[-1:] not in ([], [("unfinished", None)]))
+        assert "its last 1 bytes are a record that has no end yet" in str(driver.noticed[-1][1])
+        append(path, b"2")
+        await until_records(2)
+        await until(lambda: driver.noticed[-1] == ("unfinished", None))
+    assert driver.records == [b"1", b"22"]
 
 
 # -- all of it -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.control.store.history import EventFilter
 from feedq.core.model import (
     JSON,
     Claim,
@@ -279,6 +280,26 @@ def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(harness: H
     )
     assert harness.lease(plain).cursor == 7
     assert harness.lease(odd).last_error == "half \ufffd, NUL \ufffd"
+
+
+def test_what_is_noticed_is_told_once_and_taken_back(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    noticed: list[dict[str, str | None]] = [
+        {"cursor": None},
+        {"cursor": "none", "header": "odd"},
+        {"cursor": None},
+        {"cursor": "none"},
+        {"cursor": None, "header": None},
+    ]
+    told = []
+    for one in noticed:
+        harness.store.leases.report(worker.id, [progress(key, noticed=one)])
+        told.append(harness.lease(feed).noticed)
+    both = {"cursor": "none", "header": "odd"}
+    assert told == [None, both, {"header": "odd"}, both, None]
+    found = harness.store.history.before(EventFilter((EventKind.FEED_NOTICED,)))
+    assert [event.event.detail for event in reversed(found)] == [both, {"cursor": "none"}]
 
 
 # -- stop requests, what is held, raising the epoch --------------------------------------------------

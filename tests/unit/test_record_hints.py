@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from feedq.connectors.base import parse_options
 from feedq.core.model import Batch, FeedSpec
 from feedq.errors import InvalidInput
-from feedq.records.csvtext import CsvFormat
-from feedq.sinks.base import parse_sink
+from feedq.sinks.base import parse_sink, target_of
 from feedq.verbs.manifests import option_problems
-from feedq.worker.first_records import hints, proposed, watch_header
+from feedq.worker.first_records import SOUGHT_IN, FirstRecords, hints, proposed
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
 
@@ -24,8 +22,8 @@ CSV = {"path": "/data/x.csv", "format": "csv"}
 def said(
     connector: str, source: dict[str, Any], columns: dict[str, Any], *records: bytes
 ) -> list[tuple[str, str]]:
-    sink = parse_sink({"table": "t", "columns": columns})
-    return list(hints(parse_options(connector, source), sink, records))
+    options = parse_options(connector, source)
+    return list(hints(options, target_of(parse_sink({"table": "t", "columns": columns}), options), records))
 
 
 def test_a_pointer_that_no_record_has_is_told_with_what_they_have() -> None:
@@ -75,17 +73,61 @@ def test_a_header_that_would_land_is_told(header: bool, first: bytes, expected: 
     assert all(about == "header" and expected is not None and expected in what for about, what in found)
 
 
-async def test_a_running_feed_judges_a_header_by_the_record_after_it_and_once() -> None:
-    lines = (b"nr,cost\n", b"1,2\n", b"nr,cost\n")
+class Watched:
+    """The first records of a running feed, and what was told of them."""
 
-    async def connection() -> AsyncGenerator[Batch, None]:
-        for line in lines:
-            yield Batch.of_lines(line, cursor=None, received_at=datetime(2026, 1, 1, tzinfo=UTC))
+    def __init__(self, connector: str, source: dict[str, Any], columns: dict[str, Any]) -> None:
+        options = parse_options(connector, source)
+        target = target_of(parse_sink({"table": "t", "columns": columns}), options)
+        self.first = FirstRecords(options, target, from_beginning=True)
+        self.told: list[tuple[str, str | None]] = []
 
-    told: list[tuple[str, str]] = []
-    csv = CsvFormat(fields=("id", "price"), header=True)
-    watched = watch_header(connection(), csv, lambda *odd: told.append(odd))
-    assert [(batch.lines, len(told)) async for batch in watched] == list(zip(lines, (0, 1, 1), strict=True))
+    def see(self, *records: bytes) -> None:
+        batch = Batch.of_records(records, cursor=None, received_at=datetime(2026, 1, 1, tzinfo=UTC))
+        self.first.look(batch, lambda *odd: self.told.append(odd))
+
+
+def test_a_running_feed_judges_a_header_by_the_record_after_it_and_once() -> None:
+    feed = Watched("file", CSV | {"csv": {"fields": ["id", "price"], "header": True}}, {"id": "/id"})
+    feed.see(b"nr,cost")
+    assert (feed.told, feed.first.is_over) == ([], False)
+    feed.see(b"1,2")
+    assert ([about for about, _ in feed.told], feed.first.is_over) == (["header"], True)
+
+
+TCP = {"url": "tcp://127.0.0.1:1", "cursor": "/sequence"}
+
+
+def test_a_pointer_that_finds_nothing_is_told_of_a_running_feed_until_it_does() -> None:
+    feed = Watched(
+        "tcp", TCP, {"amount": "/amount", "note": {"pointer": "/note", "missing": "default", "default": ""}}
+    )
+    feed.see(*[b'{"seq": 1}'] * (SOUGHT_IN - 1), b"no JSON")
+    assert feed.told == [], "too few to say"
+    feed.see(b'{"seq": 2}', b'{"amount": 1, "sequence": 3}')
+    about_cursor = "source.cursor: no record has /sequence; they have /seq"
+    assert [(about, str(said)[: len(about_cursor)]) for about, said in feed.told] == [
+        ("source.cursor", about_cursor),
+        ("column amount", "column amount: no record has /amount; they have /seq"[: len(about_cursor)]),
+    ]
+    assert "read anew after each restart" in str(feed.told[0][1])
+    feed.told.clear()
+    feed.see(b'{"seq": 3}', b'{"amount": 1}')
+    feed.see(b'{"amount": null}')
+    assert (feed.told, feed.first.is_over) == ([("column amount", None)], False)
+    feed.see(b'{"sequence": 1}')
+    assert (feed.told[1:], feed.first.is_over) == ([("source.cursor", None)], True)
+
+
+def test_where_all_pointers_find_something_nothing_is_looked_at_again() -> None:
+    feed = Watched("tcp", TCP, {"amount": "/price"})
+    feed.see(b'{"sequence": 1, "price": 2}')
+    assert (feed.told, feed.first.is_over) == ([], True)
+
+
+def test_a_trial_tells_of_a_cursor_that_no_record_has() -> None:
+    (found,) = said("tcp", TCP, {"seq": "/seq"}, b'{"seq": 1}')
+    assert found[1].startswith("source.cursor: no record has /sequence; they have /seq")
 
 
 def test_what_is_no_json_is_left_to_its_own_error() -> None:

@@ -6,8 +6,8 @@ to the guard, and holds a bounded number of bytes. There are no proxies, no cook
 thing at a time, and keeps at most one connection.
 
 At most `REDIRECTS_MAX` redirects are followed, none from https to http. The feed's own headers, and a client
-certificate, are for the host of ``source.url`` alone, also where that upgrades http to https; what tells the position (``Last-Event-ID``,
-``If-None-Match``) is no secret and goes along, or a redirect could not be resumed.
+certificate, are for the host of ``source.url`` alone, also where that upgrades http to https; what tells the
+position (``Last-Event-ID``, ``If-None-Match``) is no secret and goes along, or a redirect could not be resumed.
 
 A path, a query, a header or a body is in no message: any of them may hold a secret, and what a server sends may
 repeat it.
@@ -93,7 +93,8 @@ class HttpRequestOptions(RequestOptions):
     url: str
     """What to ask for: `http://host/path` or `https://host/path`, with a port where needed. `{name}`,
     `{cursor}` and `{secret}` in its path and query are filled in percent-encoded. Redirects are followed,
-    five at most; `headers` and a client certificate are for this host alone, also where it moves from http to https."""
+    five at most; `headers` and a client certificate are for this host alone, also where it moves from http to
+    https."""
     method: Literal["GET", "POST"] = "GET"
     """What to ask with."""
     body: Annotated[str, Field(max_length=2**20)] = ""

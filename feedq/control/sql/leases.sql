@@ -313,7 +313,7 @@ EXCEPTION WHEN lock_not_available THEN
 END $body$;
 
 -- What a report tells once: a feed that was moved `has_arrived`; one that had failed `can_run` as declared; one
--- `is_welcome` where it failed before; something was `noticed`. A lease that somebody has locked is left as it is: the
+-- `is_welcome` where it failed before; something was `noticed`, or is so no longer (null). A lease that somebody has locked is left as it is: the
 -- next report says the same of it.
 CREATE FUNCTION feedq_1.heed(owner uuid, news json) RETURNS boolean LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
@@ -331,11 +331,12 @@ BEGIN
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT 'feed_noticed', feed_id, owner, epoch, fresh.detail FROM given CROSS JOIN LATERAL (
             SELECT jsonb_object_agg(key, value) AS detail FROM jsonb_each(given.noticed)
-            WHERE known -> key IS DISTINCT FROM value
+            WHERE known -> key IS DISTINCT FROM value AND value <> 'null'
         ) fresh
         WHERE fresh.detail IS NOT NULL
     )
-    UPDATE feedq.progress p SET noticed = coalesce(p.noticed, '{}') || given.noticed
+    UPDATE feedq.progress p
+    SET noticed = nullif(jsonb_strip_nulls(coalesce(p.noticed, '{}') || given.noticed), '{}')
     FROM given WHERE p.feed_id = given.feed_id;
     WITH given AS (
         SELECT given.*, l.state FROM json_to_recordset(news) AS given (

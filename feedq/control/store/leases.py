@@ -184,8 +184,9 @@ def _said(given: Release | Progress) -> dict[str, Any]:
     return {**row, **said}
 
 
-def _noticed(noticed: Mapping[str, str]) -> msgspec.Raw:
-    return msgspec.Raw(storable_json({key: said[:SAID_CHARS_MAX] for key, said in noticed.items()}).encode())
+def _noticed(noticed: Mapping[str, str | None]) -> msgspec.Raw:
+    cut = {key: said and said[:SAID_CHARS_MAX] for key, said in noticed.items()}
+    return msgspec.Raw(storable_json(cut).encode())
 
 
 def _detail(rewind: Rewind) -> msgspec.Raw:
