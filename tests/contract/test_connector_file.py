@@ -246,9 +246,10 @@ async def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_data(
     driver = driver_of(path, **source)
     path.write_bytes(BYTE_ORDER_MARK[:2])
     async with following(driver) as until_records:
-        await asyncio.sleep(0.05)
+        first = asyncio.ensure_future(until_records(1))
+        await until(lambda: bool(driver.connected))
         path.write_bytes(BYTE_ORDER_MARK + b"1\n")
-        await until_records(1)
+        await first
     with path.open("ab") as file:
         file.write(BYTE_ORDER_MARK + b"2\n")
     await read_until(driver, 2)

@@ -18,6 +18,7 @@ from feedq.connectors.tcp import TcpConnector
 from feedq.connectors.wire.remote import TlsFiles, client_context
 from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.testing.loopback import PATIENCE_S, serving, until
 from tests.certificates import Authority
 from tests.contract.loopback import Feed, records_of, until_closed
@@ -133,6 +134,14 @@ async def test_a_source_that_closes_before_it_sends_anything_says_so() -> None:
 
 
 # -- pings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record_format", "mark"), [("json", b""), ("text", b""), ("bytes", BYTE_ORDER_MARK)]
+)
+async def test_a_byte_order_mark_before_the_first_record_is_no_data(record_format: str, mark: bytes) -> None:
+    batches, _, _ = await ended(says(BYTE_ORDER_MARK + b"1\n2\n"), format=record_format)
+    assert records_of(batches) == [mark + b"1", b"2"]
 
 
 async def test_pings_are_answered_and_do_not_land() -> None:

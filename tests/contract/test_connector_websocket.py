@@ -13,6 +13,7 @@ from feedq.connectors.protocol import websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
+from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, serving
 from tests.contract.http_source import Asked
@@ -153,6 +154,18 @@ async def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_bat
     assert feed.records == records
     assert len(feed.batches) == 1
     assert feed.batches[0].lines is not None
+
+
+async def test_a_byte_order_mark_before_the_first_message_is_no_data() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(acceptance(await read_handshake(reader)))
+        writer.write(frame(BYTE_ORDER_MARK + b"1") + frame(b"2"))
+        await until_closed(reader)
+
+    async with serving(script) as port:
+        feed = driver(port)
+        await feed.read(enough=lambda: len(feed.records) == 2)
+    assert feed.records == [b"1", b"2"]
 
 
 async def test_ignored_messages_are_no_records_and_have_no_cursor() -> None:

@@ -22,6 +22,7 @@ from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.framing import (
+    BYTE_ORDER_MARK,
     CURSOR_BYTES_MAX,
     SMALL_BYTES,
     CursorReader,
@@ -31,6 +32,7 @@ from feedq.records.framing import (
     HeaderlessFramer,
     LengthFramer,
     LineFramer,
+    UnmarkedFramer,
     at_once,
 )
 from feedq.records.pointer import (
@@ -110,6 +112,16 @@ def test_lines_do_not_depend_on_how_the_stream_was_cut(cut: tuple[bytes, list[by
     )
     assert whole[0] == expected
     assert whole[1] >= oversize
+
+
+@given(cut_streams(), st.sampled_from([BYTE_ORDER_MARK, b"", BYTE_ORDER_MARK[:2]]), st.integers(0, 5))
+def test_a_mark_before_the_stream_is_left_out_however_it_was_cut(
+    cut: tuple[bytes, list[bytes]], mark: bytes, at: int
+) -> None:
+    stream, pieces = cut
+    expected = stream if mark == BYTE_ORDER_MARK else mark + stream
+    marked = [mark[:at], mark[at:], *pieces]
+    assert run(UnmarkedFramer(LineFramer(NO_LIMIT)), marked) == run(LineFramer(NO_LIMIT), [expected])
 
 
 @given(cut_streams(), delimiters, st.integers(1, 12) | st.just(NO_LIMIT))
