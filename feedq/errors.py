@@ -23,7 +23,7 @@
     │   └── SourceBusy        the source said when to ask again; not before
     ├── EndReached            a backfill has read all it was begun for; release the feed for good
     ├── SinkUnavailable       the sink database is away; keep the batches and try again
-    │   └── SinkRewound       the sink has lost commits: drop the batches, and go on from the cursor it has now
+    │   └── CheckpointLost    the checkpoint is not as it was left: drop the batches, and fence the feed anew
     └── FeedMisconfigured     only an edit of the feed can help; do not retry
 
 A message says what happened, to which one, and what to do about it. Whatever may hold a secret
@@ -125,7 +125,7 @@ class SinkUnavailable(FeedqError):
     """The sink database cannot be reached; worth another try with the same batches."""
 
 
-class SinkRewound(SinkUnavailable):
+class CheckpointLost(SinkUnavailable):
     """The feed's checkpoint is not the one that was left there: fence anew, and ask the source again."""
 
 

@@ -3,9 +3,9 @@
 A sink does a few things, each safe to be killed or frozen at any statement:
 
 * ``fence``: raise the checkpoint's epoch and read the cursor that the predecessor left;
-* ``write``: land many feeds' batches and advance their checkpoints, in *one* transaction gated by the
-  epochs and by the commit that each checkpoint was left at; feeds whose epoch has passed, or whose checkpoint
-  is not the one that they continue, are left out and reported;
+* ``write``: land many feeds' batches and advance their checkpoints, in *one* transaction. Feeds whose checkpoint
+  is not the one that they continue have *lost* it: nothing of theirs is written, and they are fenced anew, which
+  tells the cursor to go on from, or that the epoch is superseded;
 * ``settle``: after a commit whose answer was lost, find out whether it happened;
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
 * ``check`` and ``preview``: say whether a target can work, and how records would land, writing nothing;
@@ -209,6 +209,8 @@ class Fenced:
     records: int
     commit_id: UUID | None = field(default=None, compare=False)
     """What the first write is to continue: made anew by each fence."""
+    is_given: bool = False
+    """Whether a person gave the feed this cursor, and nothing has been committed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +254,9 @@ class FeedWrite:
     target: Target
     batches: tuple[Batch, ...]
     continues: UUID | None = None
-    """The commit, or fence, that the checkpoint was left at: if the row names another one, the sink has gone back
-    (a backup was restored, a replica promoted, commits were lost) or somebody else writes under this epoch, and
-    nothing is written. None: whatever the row says, for those who only try records out."""
+    """The commit, or fence, that the checkpoint was left at. If the row names another one, nothing is written: a
+    successor has the feed, a person has changed its cursor, or the sink has gone back (a backup was restored, a
+    replica promoted, commits were lost). None: whatever the row says, for those who only try records out."""
     watch: FieldWatch | None = None
     """Set where ``target.drift`` has somebody look for fields that no column takes."""
 
@@ -279,8 +281,9 @@ class Written:
     """Records in the table, per feed; the checkpoint stands after all batches of these feeds."""
     dead: Mapping[FeedKey, int]
     """Records that the database refused, per feed: in ``feedq_dead_letter``, in the same commit."""
-    fenced: Collection[FeedKey]
-    """Feeds whose epoch has passed: nothing of theirs was written."""
+    lost: Collection[FeedKey]
+    """Feeds whose checkpoint is not the one that they continue: nothing of theirs was written. Each has to be
+    fenced anew, and to go on from the cursor that the sink then gives, if it gives one."""
     unusable: Mapping[FeedKey, str]
     """Feeds whose target cannot work any more, and why: nothing of theirs was written."""
     postponed: Mapping[FeedKey, str] = field(default_factory=dict)
@@ -288,9 +291,6 @@ class Written:
     before any later ones and apart from the other feeds, which need not wait for them."""
     errors: Mapping[FeedKey, str] = field(default_factory=dict, compare=False)
     """Why the last of the ``dead`` records was refused, per feed."""
-    rewound: Collection[FeedKey] = ()
-    """Feeds whose checkpoint is not the one that they continue, though no larger epoch is there: nothing of theirs
-    was written. Each has to be fenced anew, and to go on from the cursor that the sink then gives."""
     commit_id: UUID | None = field(default=None, compare=False)
     """What the next write of each feed that has ``landed`` is to continue."""
 

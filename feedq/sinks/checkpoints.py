@@ -4,8 +4,8 @@ Whose a checkpoint is, is asked by the fence only: from then on every write name
 which nobody else has.
 
 A group commit is one transaction: if one of its feeds carries its ``commit_id``, all of it happened. A feed that
-still carries what it was to continue says that nothing of it did. Any other ``commit_id`` tells nothing: a
-successor has taken the feed over, or the sink has gone back, and the feed has to be fenced anew.
+still carries what it was to continue says that nothing of it did. Any other ``commit_id`` tells nothing: the
+checkpoint is lost, and the feed has to be fenced anew.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from typing import Final
 from uuid import UUID
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.core.model import JSON, FeedKey
+from feedq.core.model import JSON
 from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput
 from feedq.records.framing import CURSOR_BYTES_MAX
-from feedq.sinks.base import Checkpoint, CheckpointChange, CommitUnknown, FenceRequest, Written
+from feedq.sinks.base import (
+    Checkpoint,
+    CheckpointChange,
+    CommitUnknown,
+    FeedWrite,
+    FenceRequest,
+    Written,
+)
 
 # The standard library and not msgspec, which writes NaN as null.
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -147,32 +154,24 @@ class LastCommit:
     epoch: int
     commit_id: UUID | None
 
+    def is_left_by(self, write: FeedWrite) -> bool:
+        """Whether the checkpoint is the one that this write continues."""
+        return self.epoch == write.epoch and write.continues in (None, self.commit_id)
+
 
 def decide(unknown: CommitUnknown, checkpoints: Mapping[int, LastCommit]) -> Written | None:
     """What the commit did; None when nothing of it happened. ``checkpoints`` is by feed id."""
-    continues = {write.key: write.continues for write in unknown.writes}
-    landed: list[FeedKey] = []
-    untouched: list[FeedKey] = []
-    fenced: list[FeedKey] = []
-    rewound: list[FeedKey] = []
-    for key in unknown.written.landed:
-        last = checkpoints.get(key[0])
-        if last is not None and last.commit_id == unknown.commit_id:
-            landed.append(key)
-        elif last is not None and last.epoch > key[1]:
-            fenced.append(key)
-        elif last is not None and last.epoch == key[1] and continues[key] in (None, last.commit_id):
-            untouched.append(key)
-        else:
-            rewound.append(key)
-    if untouched and not landed:
-        return None
     written = unknown.written
+    committed = [write for write in unknown.writes if write.key in written.landed]
+    known = [(write, last) for write in committed if (last := checkpoints.get(write.feed_id)) is not None]
+    landed = {write.key for write, last in known if last.commit_id == unknown.commit_id}
+    if not landed and any(last.is_left_by(write) for write, last in known):
+        return None
+    # What is as it was left beside others that have landed was put back by hand, it alone.
+    lost = [write.key for write in committed if write.key not in landed]
     return replace(
         written,
-        landed={key: written.landed[key] for key in landed},
+        landed={key: n for key, n in written.landed.items() if key in landed},
         dead={key: n for key, n in written.dead.items() if key in landed},
-        fenced=(*written.fenced, *fenced),
-        # What is untouched beside others that have landed was put back by hand, it alone.
-        rewound=(*written.rewound, *rewound, *untouched),
+        lost=(*written.lost, *lost),
     )

@@ -3,7 +3,7 @@
 ::
 
     begin ─ lock my checkpoints ─ land, a COPY per target ─ advance checkpoints ─ write dead letters ─ commit
-                  │ another epoch, or another commit than it continues:
+                  │ not as it was left:
                   └ nothing of that feed is written
 
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
@@ -100,13 +100,15 @@ class GroupCommit:
         """
         writes = self._find_usable(groups)
         if not writes:
-            return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
+            return Written(landed={}, dead={}, lost=(), unusable=self._unusable)
         try:
-            lost = self._begin(writes)
-            fenced, rewound = self._tell_lost(writes, lost) if lost else ((), ())
+            not_locked = self._begin(writes)
+            if not_locked:
+                self._tell_locked([write for write in writes if write.key in not_locked])
         except self._session.errors as error:
             raise self._failed(error, is_the_sinks=True) from error
-        left_out = lost | self._unusable.keys()
+        lost = not_locked - self._postponed.keys()
+        left_out = not_locked | self._unusable.keys()
         landings = [
             (self._catalog.plan(target), admitted)
             for target, group in groups.items()
@@ -117,7 +119,7 @@ class GroupCommit:
                 for plan, admitted in some:
                     self._land(plan, admitted)
         targets = [plan.target for plan, group in landings if any(w.key in self._landed for w in group)]
-        return self._commit(writes, targets, fenced=fenced, rewound=rewound)
+        return self._commit(writes, targets, lost)
 
     def _find_usable(self, groups: Groups) -> list[FeedWrite]:
         """The writes that are not without hope whatever their records."""
@@ -170,31 +172,19 @@ class GroupCommit:
             watch.tell_fault(self._session.explain(error))
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
-        """Lock the checkpoints that are as we left them, to the end; returns the keys of the others."""
+        """Lock the checkpoints that are as we left them, to the end; returns the keys of the other feeds."""
         session = self._session
         session.set_lock_timeout(session.lock_timeout_s)
         session.set_statement_timeout(BRIEF_STATEMENT_TIMEOUT_S if self._briefly else STATEMENT_TIMEOUT_S)
         return session.lock(writes, check_at_once=self._was_refused)
 
-    def _tell_lost(
-        self, writes: Sequence[FeedWrite], lost: set[FeedKey]
-    ) -> tuple[tuple[FeedKey, ...], tuple[FeedKey, ...]]:
-        """Of the feeds that we could not lock: those that have a larger epoch by now, and those that went back. A
-        checkpoint that is as we left it is locked by somebody, and its feed is postponed."""
-        known = self._session.last_commits([feed_id for feed_id, _ in lost], lock=False)
-        fenced: list[FeedKey] = []
-        rewound: list[FeedKey] = []
+    def _tell_locked(self, writes: Sequence[FeedWrite]) -> None:
+        """Postpone those whose checkpoint is as they left it: somebody has it locked."""
+        known = self._session.last_commits([write.feed_id for write in writes], lock=False)
         for write in writes:
-            if write.key not in lost:
-                continue
             last = known.get(write.feed_id)
-            if last is not None and last.epoch > write.epoch:
-                fenced.append(write.key)
-            elif last is not None and last.epoch == write.epoch and write.continues in (None, last.commit_id):
+            if last is not None and last.is_left_by(write):
                 self._postponed[write.key] = "its checkpoint is locked"
-            else:
-                rewound.append(write.key)
-        return tuple(fenced), tuple(rewound)
 
     def _land_together(self, landings: Sequence[tuple[TargetPlan, Sequence[FeedWrite]]]) -> bool:
         """Land in several targets under one savepoint; False if one refused something: then nothing has landed."""
@@ -252,23 +242,15 @@ class GroupCommit:
             self._landed[suspect.write.key] -= 1
         self._dead += dead
 
-    def _commit(
-        self,
-        writes: Sequence[FeedWrite],
-        targets: Sequence[Target],
-        *,
-        fenced: tuple[FeedKey, ...],
-        rewound: tuple[FeedKey, ...],
-    ) -> Written:
+    def _commit(self, writes: Sequence[FeedWrite], targets: Sequence[Target], lost: set[FeedKey]) -> Written:
         commit_id = uuid4()
         written = Written(
             self._landed,
             dict(Counter(suspect.write.key for suspect, _ in self._dead)),
-            fenced,
+            tuple(sorted(lost)),
             self._unusable,
             self._postponed,
             {suspect.write.key: error for suspect, error in self._dead},
-            rewound,
             commit_id,
         )
         if not self._landed:

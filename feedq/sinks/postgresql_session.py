@@ -19,9 +19,9 @@ from psycopg2 import extensions, extras, sql
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from feedq.core.model import JSON, FeedKey
+from feedq.core.model import FeedKey
 from feedq.sinks import statements
-from feedq.sinks.base import DeadRecord, FeedWrite, FenceRequest
+from feedq.sinks.base import DeadRecord, FeedWrite, Fenced, FenceRequest
 from feedq.sinks.checkpoints import cursor_of, cursor_text
 from feedq.sinks.copytext import row_of
 from feedq.sinks.session import (
@@ -374,7 +374,7 @@ class PostgresSinkSession(SinkSession):
 
     def raise_epochs(
         self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, tuple[JSON, int]] | None:
+    ) -> dict[int, Fenced] | None:
         # One statement: it waits for a predecessor's commit that is in flight, and being a transaction of the
         # server's own it cannot be held open by a client that freezes.
         self.set_lock_timeout(lock_timeout_s)
@@ -386,7 +386,13 @@ class PostgresSinkSession(SinkSession):
             if self.scope(error) is ErrorScope.LOCKED:
                 return None
             raise
-        return {feed_id: (cursor_of(cursor), records) for feed_id, cursor, records in rows}
+        asked_for = {request.feed_id: request.epoch for request in requests}
+        return {
+            feed_id: Fenced(
+                feed_id, asked_for[feed_id], cursor_of(cursor), records, commit_id, is_given=is_given
+            )
+            for feed_id, cursor, records, is_given in rows
+        }
 
     def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
         """Finds holders by the lock itself, else names whoever fenced the feed last."""

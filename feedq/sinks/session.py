@@ -37,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
-from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
+from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, Fenced, FenceRequest
 from feedq.sinks.checkpoints import LastCommit, ascii_text, cursor_of
 from feedq.sinks.table_definitions import checkpoint, dead_letter
 
@@ -291,9 +291,9 @@ class SinkSession(ABC):
     @abstractmethod
     def raise_epochs(
         self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, tuple[JSON, int]] | None:
+    ) -> dict[int, Fenced] | None:
         """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and leave
-        ``commit_id`` there. Returns their cursors and numbers of records.
+        ``commit_id`` there. Returns what these are answered, by feed id.
 
         None when one of them stayed locked; then none is raised.
         """

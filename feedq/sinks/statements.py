@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS feedq_checkpoint (
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     feed_uuid uuid NOT NULL,
     installation uuid NOT NULL,
+    is_given boolean NOT NULL DEFAULT false,
     PRIMARY KEY (environment, feed_id)
 ) WITH (fillfactor = 50);
 CREATE INDEX IF NOT EXISTS feedq_checkpoint_feed ON feedq_checkpoint (environment, feed);
@@ -78,7 +79,7 @@ SELECT feed_id, epoch FROM mine EXCEPT SELECT feed_id, epoch FROM locked
 
 ADVANCE: Final = f"""
 UPDATE feedq_checkpoint AS c
-SET cursor = m.cursor::jsonb, records = c.records + m.records, commit_id = %(commit_id)s,
+SET cursor = m.cursor::jsonb, records = c.records + m.records, commit_id = %(commit_id)s, is_given = false,
     updated_at = clock_timestamp()
 FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[], %(cursors)s::text[], %(records)s::bigint[])
     AS m (feed_id, epoch, cursor, records)
@@ -95,7 +96,7 @@ ON CONFLICT (environment, feed_id) DO UPDATE
 SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, commit_id = excluded.commit_id,
     feed_uuid = excluded.feed_uuid, installation = excluded.installation, updated_at = clock_timestamp()
 WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = excluded.owner)
-RETURNING c.feed_id, c.cursor, c.records
+RETURNING c.feed_id, c.cursor, c.records, c.is_given
 """
 # An owner that let go for a moment fences its own epoch again. Another worker with the same epoch may not: the
 # control database has forgotten an epoch (a lease row deleted by hand, a backup restored) and gave it out twice.

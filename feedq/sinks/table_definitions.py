@@ -27,6 +27,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.ext.compiler import compiles
@@ -125,6 +126,7 @@ checkpoint: Final = Table(
     Column("updated_at", MOMENT, nullable=False, server_default=utc_now()),
     Column("feed_uuid", String(36), nullable=False),
     Column("installation", String(36), nullable=False),
+    Column("is_given", Boolean, nullable=False, server_default=false()),
     Index("feedq_checkpoint_feed", "environment", "feed"),
     **OPTIONS,
 )

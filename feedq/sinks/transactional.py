@@ -28,7 +28,6 @@ from feedq.sinks.base import (
     CommitUnknown,
     DeadLetter,
     FeedWrite,
-    Fenced,
     FenceOutcome,
     FenceRequest,
     Judge,
@@ -338,11 +337,7 @@ class Fencing:
         raised = self._session.raise_epochs(requests, self._commit_id, lock_timeout_s=lock_timeout_s)
         if raised is None:
             return False
-        for request in requests:
-            if request.feed_id in raised:
-                cursor, records = raised[request.feed_id]
-                fenced = Fenced(request.feed_id, request.epoch, cursor, records, self._commit_id)
-                self._outcomes.append(fenced)
+        self._outcomes += raised.values()
         self._refused([request for request in requests if request.feed_id not in raised])
         return True
 

@@ -217,6 +217,7 @@ def change_checkpoint(session: SinkSession, change: CheckpointChange) -> None:
         "cursor": ascii_text(start.cursor),
         "records": start.records,
         "commit_id": str(uuid4()),
+        "is_given": True,
         "feed_uuid": str(identity.feed),
         "installation": str(identity.installation),
     }

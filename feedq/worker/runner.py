@@ -42,12 +42,12 @@ from feedq.core.model import (
 )
 from feedq.core.permission import Permissions
 from feedq.errors import (
+    CheckpointLost,
     EndReached,
     FeedMisconfigured,
     FeedqError,
     InvalidInput,
     LeaseLost,
-    SinkRewound,
     SinkUnavailable,
     SourceSilent,
     SourceUnavailable,
@@ -64,7 +64,7 @@ from feedq.sinks.event_time import event_time_reader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import Drift
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.telemetry.metrics import RECONNECTS
+from feedq.telemetry.metrics import FENCED, RECONNECTS, SINK_REWINDS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.declared import BackfillEnd, Declared, declared, lean
@@ -215,6 +215,7 @@ class FeedRunner:
         try:
             return await self._stream_until_ended()
         except LeaseLost as error:
+            FENCED.inc()
             logger.warning(LogEvent.FEED_FENCED, feed=self.feed.name, epoch=self.key[1], error=str(error))
             return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
@@ -288,9 +289,9 @@ class FeedRunner:
         except (SourceUnavailable, SinkUnavailable) as error:
             if self._batch_queue is not None and self._batch_queue.failure is error:
                 self._must_fence = True
-            if self._interrupt is None:
+            if self._interrupt is None and not isinstance(error, CheckpointLost):
                 return await self._after_failure(error)
-            # Its cancellation came out of the connector as this error: nothing has failed.
+            # Nothing has failed: the fence tells more, or a cancellation came out of the connector as this error.
             self._disconnected()
         return None
 
@@ -341,7 +342,7 @@ class FeedRunner:
         if failed is not None:
             failed.abandon()
         with self._trace.fencing():
-            fenced = await self._fence(what.sink, what.target)
+            fenced = await self._fence(what.sink, what.target, had_it=failed is not None)
         self._retries.fenced()
         self._must_fence = False
         batch_queue = self._worker.sinks.open_batch_queue(
@@ -357,15 +358,23 @@ class FeedRunner:
         if failed is not None:
             batch_queue.take_over(failed)
         self._landed_before = fenced.records - batch_queue.landed
-        if failed is not None and isinstance(failed.failure, SinkRewound):
+        if failed is not None and isinstance(failed.failure, CheckpointLost):
             # It may tell of records as landed that the sink has no more.
             self._memory = {}
-            self.progress.rewind = Rewind(what.sink, failed.cursor, fenced.cursor)
-            logger.warning(LogEvent.SINK_REWOUND, feed=self.feed.name, sink=what.sink, epoch=self.key[1])
-            self._worker.on_progress(self.progress)
+            if not fenced.is_given:
+                self._tell_rewind(Rewind(what.sink, failed.cursor, fenced.cursor))
         return batch_queue
 
-    async def _fence(self, sink_name: str, target: Target) -> Fenced:
+    def _tell_rewind(self, rewind: Rewind) -> None:
+        """Say that nobody has taken the checkpoint from us, and that it has changed all the same."""
+        SINK_REWINDS.inc()
+        self.progress.rewind = rewind
+        logger.warning(LogEvent.SINK_REWOUND, feed=self.feed.name, sink=rewind.sink, epoch=self.key[1])
+        self._worker.on_progress(self.progress)
+
+    async def _fence(self, sink_name: str, target: Target, *, had_it: bool) -> Fenced:
+        """Take the checkpoint, under a higher epoch if the control database has forgotten one; but not back from
+        who took it from us: two that have copies of one control database would do that without end."""
         while True:
             request = FenceRequest(self.key[0], self.feed.name, self.key[1], target, self.feed.identity)
             match await self._worker.sinks.fence(sink_name, request):
@@ -374,7 +383,7 @@ class FeedRunner:
                 case Unusable(error=error):
                     raise FeedMisconfigured(error)
                 case Superseded(epoch_in_sink=above):
-                    raised = await self._worker.raise_epoch(self.key, above)
+                    raised = None if had_it else await self._worker.raise_epoch(self.key, above)
                     if raised is None:
                         raise LeaseLost(
                             f"feed {self.key[0]} ({self.feed.name}): epoch {self.key[1]} was superseded by "

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 from feedq.core.model import Batch
-from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
+from feedq.errors import CheckpointLost, FeedMisconfigured, FeedqError, SinkUnavailable
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, log
@@ -23,9 +23,7 @@ from feedq.telemetry.metrics import (
     COMMIT_DELAY_SECONDS,
     COMMIT_SECONDS,
     DEAD_LETTERS,
-    FENCED,
     RECORDS,
-    SINK_REWINDS,
 )
 from feedq.worker.batch_queue import BatchQueue, CommitAnswer
 from feedq.worker.threads import call_on
@@ -160,7 +158,7 @@ class WritingSession:
             raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
 
     def leave_undecided(self) -> None:
-        """Ask no more what became of the last group; if it landed, its feeds are `Written.rewound` next."""
+        """Ask no more what became of the last group; if it landed, its feeds are `Written.lost` next."""
         self._unknown = None
 
     def close(self) -> None:
@@ -205,17 +203,12 @@ def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) 
         return _refusal(batch_queue, batches, batch_queue.broken)
     if key in written.unusable:
         return _refusal(batch_queue, batches, FeedMisconfigured(written.unusable[key]))
-    if key in written.rewound:
-        SINK_REWINDS.inc()
-        gone_back = (
-            f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
-            f"under epoch {epoch}: the sink has gone back, or the row was changed; going on from its cursor"
-        )
-        return _refusal(batch_queue, batches, SinkRewound(gone_back))
     if key not in written.landed:
-        FENCED.inc()
-        lost = f"feed {feed_id} ({batch_queue.feed}): epoch {epoch} was superseded; this worker stops writing"
-        return _refusal(batch_queue, batches, LeaseLost(lost))
+        lost = (
+            f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
+            f"under epoch {epoch}; it is fenced anew"
+        )
+        return _refusal(batch_queue, batches, CheckpointLost(lost))
     if dead := written.dead.get(key, 0):
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=batch_queue.feed, records=dead)

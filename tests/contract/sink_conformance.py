@@ -148,7 +148,7 @@ class SinkConformance(SinkInterrupts):
         fence(blue, 1, 7)
         blue.write([write(1, 7, batch(b"1", UNREADABLE, cursor=1))])
         assert fence(green, 1, 1) == Fenced(1, 1, None, 0)
-        assert green.write([write(1, 7, batch(b"not its own", cursor=9))]).rewound == ((1, 7),)
+        assert green.write([write(1, 7, batch(b"not its own", cursor=9))]).lost == ((1, 7),)
         assert blue.write([write(1, 7, batch(b"2", cursor=2))]).landed == {(1, 7): 1}
         (letter,) = blue.dead_letters()
         assert green.dead_letters() == []
@@ -166,7 +166,7 @@ class SinkConformance(SinkInterrupts):
         sink = harness.sink()
         fence(sink, 1, 3)
         written = sink.write([write(1, 3, lines(b'{"a":1}', b'{"a":2}'), batch(b'{"a":3}', cursor=[3]))])
-        assert written == Written(landed={(1, 3): 3}, dead={}, fenced=(), unusable={})
+        assert written == Written(landed={(1, 3): 3}, dead={}, lost=(), unusable={})
         sink.write([write(1, 3, batch(b'{"a":4}', cursor=[4]))])
         assert ordered(harness) == [("feed/1", 3, f'{{"a": {n}}}') for n in (1, 2, 3, 4)]
         assert fence(sink, 1, 4) == Fenced(1, 4, [4], 4)
@@ -183,7 +183,7 @@ class SinkConformance(SinkInterrupts):
         old.write([write(1, 1, batch(b"1", cursor=1))])
         fence(new, 1, 2)
         written = old.write([write(1, 1, batch(b"2", UNREADABLE, cursor=2))])
-        assert written == Written(landed={}, dead={}, fenced=((1, 1),), unusable={})
+        assert written == Written(landed={}, dead={}, lost=((1, 1),), unusable={})
         assert landed(harness) == rows_of(1, 1, "1")
         assert dead(new) == []
         assert fence(new, 1, 2).cursor == 1
@@ -217,7 +217,7 @@ class SinkConformance(SinkInterrupts):
                     write(2, 1, batch(b"1", cursor=1), continues=well),
                 ]
             )
-            assert (written.landed, written.fenced, written.rewound) == ({(2, 1): 1}, (), ((1, 1),))
+            assert (written.landed, written.lost) == ({(2, 1): 1}, ((1, 1),))
             well = written.commit_id
         assert dead(sink) == []
         assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=second)]).landed == {(1, 1): 1}
@@ -229,17 +229,22 @@ class SinkConformance(SinkInterrupts):
         sink = harness.sink()
         before = fence(sink, 1, 1).commit_id
         since = fence(sink, 1, 1).commit_id
-        assert sink.write([write(1, 1, batch(b"1"), continues=before)]).rewound == ((1, 1),)
+        assert sink.write([write(1, 1, batch(b"1"), continues=before)]).lost == ((1, 1),)
         assert sink.write([write(1, 1, batch(b"2"), continues=since)]).landed == {(1, 1): 1}
         assert landed(harness) == rows_of(1, 1, "2")
 
-    def test_a_larger_epoch_is_told_from_a_sink_that_went_back(self, harness: SinkHarness) -> None:
+    def test_the_fence_tells_whether_a_lost_checkpoint_is_somebody_elses(self, harness: SinkHarness) -> None:
         sink = harness.sink()
         left = {n: fence(sink, n, 2).commit_id for n in (1, 2)}
         fence(harness.sink(), 1, 3)
         sink.write([write(2, 2, batch(b"1"), continues=left[2])])
         written = sink.write([write(n, 2, batch(b"2"), continues=left[n]) for n in (1, 2)])
-        assert (written.landed, written.fenced, written.rewound) == ({}, ((1, 2),), ((2, 2),))
+        assert (written.landed, written.lost) == ({}, ((1, 2), (2, 2)))
+        outcomes = sink.fence([request(n, 2) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+        assert {outcome.feed_id: outcome for outcome in outcomes} == {
+            1: Superseded(1, 2, 3),
+            2: Fenced(2, 2, None, 1),
+        }
 
     def test_a_fenced_feed_does_not_hold_back_the_others_of_its_group(self, harness: SinkHarness) -> None:
         sink = harness.sink()
@@ -247,7 +252,7 @@ class SinkConformance(SinkInterrupts):
             fence(sink, feed_id, 1)
         fence(harness.sink(), 2, 2)
         written = sink.write([write(n, 1, batch(b"%d" % n, cursor=n)) for n in (3, 2, 1)])
-        assert written == Written(landed={(3, 1): 1, (1, 1): 1}, dead={}, fenced=((2, 1),), unusable={})
+        assert written == Written(landed={(3, 1): 1, (1, 1): 1}, dead={}, lost=((2, 1),), unusable={})
         assert landed(harness) == rows_of(1, 1, "1") + rows_of(3, 1, "3")
         assert [fence(sink, n, 3).cursor for n in (1, 2, 3)] == [1, None, 3]
 
@@ -379,7 +384,7 @@ class SinkConformance(SinkInterrupts):
         sink.fence([request(n, 1) for n in feeds], lock_timeout_s=PATIENCE_S)
         fence(harness.sink(), 33, 2)
         written = sink.write([write(n, 1, lines(b"1", bad.get(n, b"2"), b"3", cursor=n)) for n in feeds])
-        assert written.fenced == ((33, 1),)
+        assert written.lost == ((33, 1),)
         assert written.dead == {(n, 1): 1 for n in bad}
         assert sum(written.landed.values()) == 39 * 3 - 3 == landed(harness).total()
         assert {(feed, record, cursor) for feed, _, record, cursor in dead(sink)} == {
@@ -520,8 +525,8 @@ class SinkConformance(SinkInterrupts):
         left = fence(sink, 1, 1).commit_id
         left = sink.write([write(1, 1, batch(b"1", cursor=1), continues=left)]).commit_id
         sink.change_checkpoint(changed(lambda own: StartCursor([own.cursor if own else None], 7)))
-        assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=left)]).rewound == ((1, 1),)
-        assert fence(sink, 1, 1) == Fenced(1, 1, [1], 7)
+        assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=left)]).lost == ((1, 1),)
+        assert fence(sink, 1, 1) == Fenced(1, 1, [1], 7, is_given=True)
         (checkpoint,) = sink.checkpoints(["feed/1"])
         assert (checkpoint.feed_id, checkpoint.cursor, checkpoint.records) == (1, [1], 7)
 
@@ -598,7 +603,7 @@ class SinkConformance(SinkInterrupts):
                         group.append(write(feed_id, epoch, lines(*records, cursor=upto)))
                     written = write_in_time(sink, group)
                     at = {w.feed_id: int(str(w.cursor)) for w in group if w.key in written.landed}
-                    assert {w.key for w in group} == set(written.landed) | set(written.fenced)
+                    assert {w.key for w in group} == set(written.landed) | set(written.lost)
 
         run_together(*(lambda s=s: own(s) for s in (10 * seed, 10 * seed + 1, 10 * seed + 2)))
         found: dict[str, list[int]] = {f"feed/{n}": [] for n in feeds}

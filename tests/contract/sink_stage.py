@@ -183,8 +183,7 @@ def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = Fa
     deadline = time.monotonic() + PATIENCE_S
     landed: dict[FeedKey, int] = {}
     dead: dict[FeedKey, int] = {}
-    fenced: list[FeedKey] = []
-    rewound: list[FeedKey] = []
+    lost: list[FeedKey] = []
     unusable: dict[FeedKey, str] = {}
     left = deque([list(writes)])
     while left:
@@ -199,11 +198,10 @@ def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = Fa
             continue
         landed |= written.landed
         dead |= written.dead
-        fenced += written.fenced
-        rewound += written.rewound
+        lost += written.lost
         unusable |= written.unusable
         left += [[write] for write in together if write.key in written.postponed]
-    return Written(landed, dead, tuple(fenced), unusable, rewound=tuple(rewound))
+    return Written(landed, dead, tuple(lost), unusable)
 
 
 # -- what has landed -----------------------------------------------------------------------------------

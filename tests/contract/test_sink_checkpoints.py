@@ -108,7 +108,7 @@ class Feed:
         written = self.owner.write([replace(one, feed=self.asked.feed)])
         if written.landed:
             self.left = written.commit_id
-        return "landed" if written.landed else "rewound" if written.rewound else "fenced"
+        return "landed" if written.landed else "lost" if written.lost else "postponed"
 
     def change(
         self,
@@ -203,7 +203,7 @@ def test_a_checkpoint_that_is_adopted_goes_on_and_its_old_owner_stops(harness: H
     ours.adopt(old)
     assert ours.fence().cursor == 5
     assert ours.land(6) == "landed"
-    assert theirs.land(6) == "rewound"
+    assert theirs.land(6) == "lost"
     assert f"installation {two.id}" in theirs.why_not()
     (now,) = two.known("acme/a")
     assert (now.feed_id, now.cursor, now.records) == (2, 6, 2)
@@ -231,7 +231,7 @@ def test_an_owner_that_runs_goes_on_from_the_checkpoint_that_it_is_given(harness
     second.fence()
     (old,) = [known for known in ours.known("acme/a") if known.feed_id == 1]
     second.adopt(old)
-    assert second.land(1) == "rewound"
+    assert second.land(1) == "lost"
     assert second.fence().cursor == 5
 
 
@@ -239,7 +239,7 @@ def test_an_owner_that_runs_goes_on_from_the_checkpoint_that_it_is_given(harness
 def test_a_feed_is_given_a_cursor_before_it_has_begun(harness: Harness) -> None:
     feed = Installation(harness).feed(1, "acme/a")
     feed.change(lambda own: StartCursor({"at": 2**70}, 4))
-    assert feed.fence() == Fenced(1, 1, {"at": 2**70}, 4)
+    assert feed.fence() == Fenced(1, 1, {"at": 2**70}, 4, is_given=True)
 
 
 @of_every_kind
@@ -282,7 +282,7 @@ def test_a_restored_backup_is_noticed_by_the_next_write_and_filled_up_from_its_c
     back_up(harness)
     assert [feed.land(n) for n in (2, 3)] == ["landed", "landed"]
     restore(harness)
-    assert feed.land(4) == "rewound"
+    assert feed.land(4) == "lost"
     assert feed.fence() == Fenced(1, 1, 1, 1)
     assert [feed.land(n) for n in (2, 3, 4)] == ["landed"] * 3
     assert landed(harness) == rows_of(1, 1, *payloads(1, 2, 3, 4))
@@ -293,7 +293,7 @@ def test_a_checkpoint_that_was_deleted_is_not_written_to(harness: RealHarness) -
     feed = running(harness)
     feed.land(1)
     harness.query("DELETE FROM feedq_checkpoint")
-    assert feed.land(2) == "rewound"
+    assert feed.land(2) == "lost"
     assert feed.fence().cursor is None
     assert landed(harness) == rows_of(1, 1, *payloads(1))
 
@@ -308,9 +308,9 @@ def test_two_owners_of_one_epoch_exclude_each_other(harness: Harness) -> None:
     first.land(2)
     restore(harness)
     second = running_as(harness, first)
-    assert first.land(3) == "rewound"
+    assert first.land(3) == "lost"
     assert second.land(2) == "landed"
-    assert first.land(3) == "rewound"
+    assert first.land(3) == "lost"
     assert first.try_to_fence() == Superseded(1, 5, 5)
     assert second.land(3) == "landed"
     assert sorted(payload for _, _, payload in landed(harness)) == payloads(1, 2, 3)
@@ -337,7 +337,7 @@ def test_a_commit_of_unknown_outcome_that_was_taken_back_counts_as_taken_back(
     restore(harness)
     settled = sink.settle(unknown)
     assert settled is not None
-    assert (settled.landed, settled.rewound) == ({}, ((1, 1),))
+    assert (settled.landed, settled.lost) == ({}, ((1, 1),))
     assert feed.fence().cursor == 1
     assert landed(harness) == rows_of(1, 1, *payloads(1))
 
@@ -352,9 +352,10 @@ def test_an_owner_that_runs_writes_nothing_more_until_it_goes_on_from_the_new_cu
     feed = running(harness)
     assert feed.land(1, 2, 3) == "landed"
     feed.rewind(1)
-    assert feed.land(4) == "rewound"
-    assert (feed.fence().cursor, feed.person.checkpoints(["feed/1"])[0].records) == (1, 3)
+    assert feed.land(4) == "lost"
+    assert feed.fence() == Fenced(1, 1, 1, 3, is_given=True)
     assert feed.land(2, 3, 4) == "landed"
+    assert feed.fence() == Fenced(1, 1, 4, 6)
 
 
 @of_every_kind

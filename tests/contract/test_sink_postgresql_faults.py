@@ -305,7 +305,7 @@ def test_a_checkpoint_locked_by_an_operator_postpones_its_feed_only(
         operator.execute("BEGIN; SELECT FROM feedq_checkpoint WHERE feed_id = 1 FOR UPDATE")
         written = sink.write(group, briefly=briefly)
         # The third has no checkpoint: as in a sink that was restored from before it was first fenced.
-        assert (written.landed, written.rewound) == ({(2, 1): 1}, ((3, 1),))
+        assert (written.landed, written.lost) == ({(2, 1): 1}, ((3, 1),))
         assert written.postponed == {(1, 1): "its checkpoint is locked"}
         operator.execute("ROLLBACK")
     assert sink.write(group[:1]).landed == {(1, 1): 1}

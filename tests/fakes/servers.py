@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from math import floor
 from uuid import UUID
 
@@ -63,15 +62,6 @@ class FakeSource:
         return sorted(c.owner for c in self.connections if c.feed_id == feed_id)
 
 
-class Refusal(Enum):
-    """Why a write landed nothing."""
-
-    SUPERSEDED = auto()
-    """The feed has a newer owner."""
-    REWOUND = auto()
-    """The checkpoint is not the one that the write continues: the sink has gone back."""
-
-
 class FakeCommitUnknown(Exception):
     """The connection broke before the answer to a commit came: it may have landed or not."""
 
@@ -115,12 +105,12 @@ class FakeSink:
     def checkpoint(self, feed_id: int) -> FakeCheckpoint:
         return self.checkpoints.get(feed_id, FakeCheckpoint())
 
-    def write(self, key: FeedKey, continues: int, records: Sequence[int]) -> int | Refusal:
-        """Land records and checkpoint together; the number of the commit, or why nothing landed."""
+    def write(self, key: FeedKey, continues: int, records: Sequence[int]) -> int | None:
+        """Land records and checkpoint together; the number of the commit, or None: the checkpoint is lost."""
         self._require()
         seen = self.checkpoint(key[0])
-        if (refusal := self.refusal_of(seen, key[1], continues)) is not None:
-            return refusal
+        if not self.is_as_left(seen, key[1], continues):
+            return None
         commit = self._next_commit()
         if self.to_fail:
             self.to_fail -= 1
@@ -143,11 +133,8 @@ class FakeSink:
             self.checkpoints[feed_id] = checkpoint
         del self._history[-changes:]
 
-    def refusal_of(self, seen: FakeCheckpoint, epoch: int, continues: int) -> Refusal | None:
-        if seen.epoch != epoch:
-            # Lower, if even the fence was lost.
-            return Refusal.SUPERSEDED if seen.epoch > epoch else Refusal.REWOUND
-        return None if seen.commit == continues else Refusal.REWOUND
+    def is_as_left(self, seen: FakeCheckpoint, epoch: int, continues: int) -> bool:
+        return seen.epoch == epoch and seen.commit == continues
 
     def _leave(self, feed_id: int, checkpoint: FakeCheckpoint, records: Sequence[int] = ()) -> FakeCheckpoint:
         rows = self.rows.setdefault(feed_id, [])

@@ -54,6 +54,7 @@ class MemoryCheckpoint:
     feed: str | None = None
     feed_uuid: UUID = IDENTITY.feed
     installation: UUID = IDENTITY.installation
+    is_given: bool = False
     updated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
@@ -147,14 +148,12 @@ class MemorySink:
         row.epoch, row.owner, row.commit_id = epoch, self._worker_id, uuid4()
         row.feed = request.feed
         row.feed_uuid, row.installation = request.identity.feed, request.identity.installation
-        return Fenced(feed_id, epoch, row.cursor, row.records, row.commit_id)
+        return Fenced(feed_id, epoch, row.cursor, row.records, row.commit_id, is_given=row.is_given)
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         with self.tables.lock:
             self._require()
             mine = [w for w in writes if self._is_as_left(w)]
-            fenced = tuple(w.key for w in writes if self._epoch(w) > w.epoch)
-            rewound = tuple(w.key for w in writes if w not in mine and w.key not in fenced)
             unusable = {w.key: why for w in mine if (why := self._why_unusable(w))}
             postponed = {
                 w.key: f"table {w.target.table!r} is locked"
@@ -170,11 +169,10 @@ class MemorySink:
             written = Written(
                 landed={key: len(records) for key, records in kept.items()},
                 dead={w.key: n for w in target if (n := w.records - len(kept[w.key]))},
-                fenced=fenced,
+                lost=tuple(w.key for w in writes if w not in mine),
                 unusable=unusable,
                 postponed=postponed,
                 errors=errors,
-                rewound=rewound,
                 commit_id=commit_id,
             )
             lost, self.tables.lose_answer = self.tables.lose_answer, None
@@ -297,6 +295,7 @@ class MemorySink:
             row = rows.setdefault(change.feed_id, MemoryCheckpoint(0, self._worker_id, feed=change.feed))
             row.cursor, row.records, row.commit_id = start.cursor, start.records, uuid4()
             row.feed_uuid, row.installation = identity.feed, identity.installation
+            row.is_given = True
 
     def close(self) -> None:
         """Nothing to close."""
@@ -312,7 +311,7 @@ class MemorySink:
                 else:
                     self._land(write, record)
             row = self.tables.checkpoints[write.feed_id]
-            row.cursor, row.commit_id = write.cursor, commit_id
+            row.cursor, row.commit_id, row.is_given = write.cursor, commit_id, False
             row.records += len(kept[write.key])
 
     def _land(self, write: FeedWrite, record: bytes) -> None:
@@ -333,15 +332,9 @@ class MemorySink:
             )
         )
 
-    def _epoch(self, write: FeedWrite) -> int:
-        row = self.tables.checkpoints.get(write.feed_id)
-        return 0 if row is None else row.epoch
-
     def _is_as_left(self, write: FeedWrite) -> bool:
         row = self.tables.checkpoints.get(write.feed_id)
-        if row is None or row.epoch != write.epoch:
-            return False
-        return write.continues is None or row.commit_id == write.continues
+        return row is not None and LastCommit(row.epoch, row.commit_id).is_left_by(write)
 
     def _why_unusable(self, write: FeedWrite) -> str | None:
         if write.target.table in self.tables.unusable:

@@ -9,7 +9,7 @@ from uuid import UUID
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Claim, FeedKey
 from feedq.errors import SinkUnavailable
-from tests.fakes.servers import FakeCommitUnknown, FakeConnection, FakeSink, Refusal
+from tests.fakes.servers import FakeCommitUnknown, FakeConnection, FakeSink
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +19,8 @@ class FakeStream:
     key: FeedKey
     claim: Claim
     is_fenced: bool = False
+    had_it: bool = False
+    """Whether it was fenced before, and has lost its checkpoint."""
     cursor: int = 0
     continues: int = 0
     """The commit that the next write continues."""
@@ -43,7 +45,7 @@ class FakeStream:
             # The sink is ahead of the lease: either we are stale, or the control database is (its lease row was
             # lost or restored), which then lets us raise the epoch.
             above = sink.checkpoint(self.key[0]).epoch
-            raised = store.leases.raise_epoch(worker_id, self.key, above=above)
+            raised = None if self.had_it else store.leases.raise_epoch(worker_id, self.key, above=above)
             if raised is not None:
                 self.key = raised
                 fence = sink.fence(raised, worker_id)
@@ -62,30 +64,30 @@ class FakeStream:
             self.pending = records + self.pending
         self.unknown = None
 
-    def commit(self, sink: FakeSink) -> Refusal | None:
-        """Write what is pending. What cannot be written now stays."""
+    def commit(self, sink: FakeSink) -> bool:
+        """Write what is pending. What cannot be written now stays. False: the checkpoint is lost."""
         try:
             self.settle(sink)
             if self.pending:
                 written = sink.write(self.key, self.continues, self.pending)
-                if isinstance(written, Refusal):
-                    return written
+                if written is None:
+                    return False
                 self._landed(self.pending, written)
                 self.pending = []
         except FakeCommitUnknown as lost:
             self.unknown, self.pending = (lost.commit, self.pending), []
         except SinkUnavailable:
             pass
-        return None
+        return True
 
     def _landed(self, records: list[int], commit: int) -> None:
         self.cursor, self.continues = records[-1], commit
         self.unreported += len(records)
 
     def begin_anew(self) -> None:
-        """The sink has gone back: fence again, and resume where it says."""
+        """The checkpoint is lost: fence again, and resume where the sink says, if it is still ours."""
         self.disconnect()
-        self.is_fenced = False
+        self.is_fenced, self.had_it = False, True
 
     def disconnect(self) -> None:
         """Cut the socket; what was not written will be sent again."""

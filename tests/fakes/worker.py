@@ -41,7 +41,7 @@ from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.settings import Settings
 from tests.fakes.control import ControlDatabase, is_open
-from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
+from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import FakeStream, numbers
 
 Say = Callable[[str], None]
@@ -488,11 +488,8 @@ class FakeWorker:
             if not stream.pending and stream.unknown is None:
                 continue
             self._step()
-            refusal = stream.commit(self._sink)
-            if refusal is Refusal.SUPERSEDED:
-                self._fenced(stream)
-            elif refusal is Refusal.REWOUND:
-                self._say(f"finds that the sink of feed {feed_id} has gone back")
+            if not stream.commit(self._sink):
+                self._say(f"has lost the checkpoint of feed {feed_id}")
                 stream.begin_anew()
 
     def _report(self) -> None:

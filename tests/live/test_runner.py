@@ -17,8 +17,10 @@ from feedq.connectors.base import load_connector
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
 from feedq.core.lease import LAGS_S, Owner
-from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, Status
+from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, StartCursor, Status
 from feedq.core.permission import DEFAULT, Permissions
+from feedq.sinks.base import CheckpointChange
+from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import serving
 from feedq.worker import pacing
 from feedq.worker.pacing import ConnectLimiter, Pacing
@@ -503,7 +505,7 @@ async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_fe
 @pytest.mark.parametrize("gone", [False, True])
 async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has(gone: bool) -> None:
     """Rows and checkpoint went back together: what is missing is asked for again, and nothing else."""
-    tables = MemoryTables()
+    tables, rewinds = MemoryTables(), sink_rewinds()
     async with numbered_source() as source:
         with DataPath(tables) as path:
             bench = Bench(path, options(source))
@@ -532,6 +534,27 @@ async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has
     # What has landed twice was counted twice, and nothing was counted down.
     assert progress.records >= 40
     assert bench.runner.progress.report().rewind is None
+    assert sink_rewinds() == rewinds + 1
+
+
+def sink_rewinds() -> float:
+    return REGISTRY.get_sample_value("feedq_sink_rewinds_total") or 0.0
+
+
+async def test_a_cursor_that_a_person_gave_is_gone_on_from_and_is_no_sink_that_went_back() -> None:
+    tables, rewinds = MemoryTables(), sink_rewinds()
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(20)
+            change = CheckpointChange(1, "acme/orders", IDENTITY, lambda own: StartCursor(5, 5))
+            path.make_sink().change_checkpoint(change)
+            await until(lambda: bench.landed.count(6) == 2, "the source is asked again")
+            progress = bench.runner.progress.report()
+            bench.runner.interrupt(Interrupt.STOP)
+            assert await bench.end() is not None
+    assert (progress.rewind, progress.error, sink_rewinds()) == (None, None, rewinds)
 
 
 async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:

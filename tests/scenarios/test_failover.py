@@ -51,8 +51,9 @@ def test_a_frozen_worker_is_replaced_after_its_ttl_and_can_write_nothing_when_it
         t=15.3 control: assigns 2@2 to b
         t=15.4 worker b: streams feed 2
         t=22.0 worker a: wakes up
-        t=22.1 worker a: is fenced off feed 2@1
-        t=22.1 worker a: was declared gone; drops nothing and joins anew
+        t=22.1 worker a: has lost the checkpoint of feed 2
+        t=22.1 worker a: suspends feed 2
+        t=22.1 worker a: was declared gone; drops feed 2 and joins anew
         """,
     )
     assert fleet.everything_streams()
@@ -76,8 +77,9 @@ def test_a_worker_that_wakes_between_its_successors_fence_and_first_commit_write
         t=15.3 control: assigns 2@2 to b
         t=15.4 worker b: streams feed 2
         t=15.4 worker a: wakes up
-        t=15.5 worker a: is fenced off feed 2@1
-        t=15.5 worker a: was declared gone; drops nothing and joins anew
+        t=15.5 worker a: has lost the checkpoint of feed 2
+        t=15.5 worker a: suspends feed 2
+        t=15.5 worker a: was declared gone; drops feed 2 and joins anew
         """,
     )
     assert fleet.everything_streams()

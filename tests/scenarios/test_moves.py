@@ -129,6 +129,7 @@ def test_an_owner_that_does_not_let_go_is_waited_for_so_long_and_no_longer() -> 
         t=20.0 control: waits no longer for a to let go of feed 2
         t=20.0 control: assigns 2@2 to b
         t=20.1 worker b: streams feed 2
+        t=20.6 worker a: has lost the checkpoint of feed 2
         t=20.6 worker a: is fenced off feed 2@1
         """,
     )

@@ -18,7 +18,7 @@ from feedq.core.worker import WorkerCore, WorkerFeed
 from feedq.core.worker_actions import Action, EndSession, FetchOrders
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.control import ControlDatabase
-from tests.fakes.servers import FakeCheckpoint, Refusal
+from tests.fakes.servers import FakeCheckpoint
 from tests.fakes.stream import FakeStream
 from tests.simulation.trouble import run_seed
 
@@ -30,10 +30,10 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_epoch_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    def admit_anybody(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> None:
-        return None
+    def admit_anybody(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> bool:
+        return True
 
-    monkeypatch.setattr(FakeSink, "refusal_of", admit_anybody)
+    monkeypatch.setattr(FakeSink, "is_as_left", admit_anybody)
 
 
 def no_fence_on_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +43,9 @@ def no_fence_on_start(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = self.checkpoints.setdefault(key[0], FakeCheckpoint())
         return seen if seen.epoch < key[1] else None
 
-    def write(self: FakeSink, key: FeedKey, continues: int, records: Sequence[int]) -> int | Refusal:
+    def write(self: FakeSink, key: FeedKey, continues: int, records: Sequence[int]) -> int | None:
         if self.checkpoints[key[0]].epoch > key[1]:
-            return Refusal.SUPERSEDED
+            return None
         self.rows.setdefault(key[0], []).extend(records)
         self.checkpoints[key[0]] = FakeCheckpoint(key[1], records[-1])
         return 0
@@ -63,10 +63,10 @@ def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_commit_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_the_epoch(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> Refusal | None:
-        return Refusal.SUPERSEDED if seen.epoch > epoch else None
+    def only_the_epoch(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> bool:
+        return seen.epoch <= epoch
 
-    monkeypatch.setattr(FakeSink, "refusal_of", only_the_epoch)
+    monkeypatch.setattr(FakeSink, "is_as_left", only_the_epoch)
 
 
 def an_unknown_commit_counts_as_not_landed(monkeypatch: pytest.MonkeyPatch) -> None:

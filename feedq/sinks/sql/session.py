@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.core.model import JSON, FeedKey
-from feedq.sinks.base import FeedWrite, FenceRequest
+from feedq.core.model import FeedKey
+from feedq.sinks.base import FeedWrite, Fenced, FenceRequest
 from feedq.sinks.checkpoints import ascii_text, cursor_of
 from feedq.sinks.session import ErrorScope, SinkSession, parts
 from feedq.sinks.sql.column_values import Conversion
@@ -102,8 +102,8 @@ class SqlSession(SinkSession):
 
     def raise_epochs(
         self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, tuple[JSON, int]] | None:
-        raised: dict[int, tuple[JSON, int]] = {}
+    ) -> dict[int, Fenced] | None:
+        raised: dict[int, Fenced] = {}
         for part in parts(requests):
             rows = [
                 {
@@ -130,9 +130,21 @@ class SqlSession(SinkSession):
             self.set_lock_timeout(self.lock_timeout_s)
             ours = c.commit_id == str(commit_id)
             found = self.execute(
-                select(c.feed_id, c.cursor, c.records).where(self.of([r.feed_id for r in part]), ours)
+                select(c.feed_id, c.epoch, c.cursor, c.records, c.is_given).where(
+                    self.of([request.feed_id for request in part]), ours
+                )
             )
-            raised |= {row.feed_id: (cursor_of(row.cursor), row.records) for row in found}
+            raised |= {
+                row.feed_id: Fenced(
+                    row.feed_id,
+                    row.epoch,
+                    cursor_of(row.cursor),
+                    row.records,
+                    commit_id,
+                    is_given=row.is_given,
+                )
+                for row in found
+            }
         return raised
 
     def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
@@ -198,6 +210,7 @@ def _advanced(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:
         "cursor": new.cursor,
         "records": checkpoint.c.records + new.records,
         "commit_id": new.commit_id,
+        "is_given": False,
         "updated_at": utc_now(),
     }
 
