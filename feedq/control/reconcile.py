@@ -19,7 +19,7 @@ from uuid import UUID
 from feedq.control.store.passes import Fleet, ReconcilePass
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core import lease, limits
-from feedq.core.model import Assignment, Reason
+from feedq.core.model import Assignment, Lease, Reason
 from feedq.core.placement import placing, rebalancing
 from feedq.core.placement.balanced import weight_of_each
 from feedq.core.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
@@ -166,11 +166,11 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
     With a ``fast_path_limit`` it places so many feeds whose workers have died, and does nothing else: the rest can
     wait until those connect.
     """
-    with fleet.reconcile_pass(measured_load=settings.measured_load) as p:
+    with fleet.reconcile_pass(ttl_s=settings.ttl_s, measured_load=settings.measured_load) as p:
         if p is None:
             return None
         report = PassReport()
-        if fast_path_limit or _expire_gone_workers(p, report, ttl_s=settings.ttl_s):
+        if _expire_gone_workers(p, report, ttl_s=settings.ttl_s) or fast_path_limit:
             place_waiting_feeds(p, report, rules=settings.rules, limit=fast_path_limit or limits.PLACED_FIRST)
             report.more = report.is_fast_path = True
             return report
@@ -180,14 +180,16 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=SWEEP_INTERVAL_S):
             p.sweep()
-        report.reaped = p.reap()
-        p.end_backfills()
-        _separate_quarantined(p, stop_within_s=stop_within_s)
-        _apply_edits(p, report, stop_within_s=stop_within_s)
-        silent = p.overdue()
-        report.overdue = len(silent)
+        stock = p.take_stock(new=PLACEMENTS_PER_PASS, edits=EDITS_PER_PASS)
+        report.reaped, report.overdue = stock.reaped, len(stock.silent)
+        report.edits = stock.accepted + len(stock.dirty)
+        report.more = stock.accepted == PLACEMENTS_PER_PASS or len(stock.dirty) == EDITS_PER_PASS
+        if stock.dirty:
+            edits = [(feed.id, lease.on_edit(feed, its_lease)) for feed, its_lease in stock.dirty]
+            p.apply_edits(edits, stop_within_s=stop_within_s)
+        _separate_quarantined(p, stock.quarantined, stop_within_s=stop_within_s)
         place_waiting_feeds(
-            p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
+            p, report, rules=settings.rules, silent=frozenset(stock.silent), limit=PLACEMENTS_PER_PASS
         )
         if not report.more and Reason.SETTLING not in report.unplaced:
             rebalance_fleet(p, report, settings)
@@ -196,15 +198,11 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
 
 def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> bool:
     """Expire the workers that are gone, and return whether there were any."""
-    suspects = p.suspects()
-    if not suspects:
-        return False
-    outage_grace = p.outage_grace(ttl_s=ttl_s)
     gone = [
         s.worker.id
-        for s in suspects
+        for s in p.suspects
         if lease.is_gone(
-            s.worker, has_session=s.has_session, now=p.now, outage_grace=outage_grace, ttl_s=ttl_s
+            s.worker, has_session=s.has_session, now=p.now, outage_grace=p.outage_grace, ttl_s=ttl_s
         )
     ]
     if gone:
@@ -213,25 +211,13 @@ def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) 
     return bool(gone)
 
 
-def _separate_quarantined(p: ReconcilePass, *, stop_within_s: float) -> None:
+def _separate_quarantined(p: ReconcilePass, leases: Sequence[Lease], *, stop_within_s: float) -> None:
     """Restart feeds in quarantine apart from all others, and those that have behaved for long enough among
     them."""
-    leases = p.quarantined()
     pardoned = [replace(one, quarantined=False) for one in leases if lease.is_pardoned(one, now=p.now)]
     asked = [one for one in leases if lease.is_in_company(one)] + pardoned
     if asked:
         p.part(asked, stop_within_s=stop_within_s)
-
-
-def _apply_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) -> None:
-    new = p.accept_new(limit=PLACEMENTS_PER_PASS)
-    # A pass full of new feeds leaves edits to the next: those of older feeds have come before them.
-    dirty = p.dirty(limit=EDITS_PER_PASS) if new < PLACEMENTS_PER_PASS else []
-    if dirty:
-        edits = [(feed.id, lease.on_edit(feed, its_lease)) for feed, its_lease in dirty]
-        p.apply_edits(edits, stop_within_s=stop_within_s)
-    report.edits = new + len(dirty)
-    report.more |= new == PLACEMENTS_PER_PASS or len(dirty) == EDITS_PER_PASS
 
 
 def place_waiting_feeds(
@@ -284,7 +270,7 @@ def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings) ->
     budget = rules.moves - sum(moving.under_way.values())
     if budget <= 0:
         return
-    candidates, leaving, held = p.candidates(), moving.leaving, moving.held
+    candidates, leaving, held = moving.eligible, moving.leaving, moving.held
     fingerprint = _FleetFingerprint.of(candidates, leaving, rules=rules, now=p.now, held=held)
     if p.evened_out == str(fingerprint):
         return

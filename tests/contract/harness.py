@@ -18,7 +18,7 @@ import psycopg2
 from feedq.control.reconcile import PassReport, reconcile
 from feedq.control.store.channels import WAKE, WORKER_LOCK_CLASS
 from feedq.control.store.election import Election, LivenessCheck
-from feedq.control.store.passes import ReconcilePass
+from feedq.control.store.passes import ReconcilePass, Stock
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core import lease as policy
 from feedq.core.model import (
@@ -102,6 +102,11 @@ WAIT_FOR_ROWS_S = 10.0
 
 WAITING = ("claim", "release", "report", "free", "dirty", "lock_workers")
 """The functions that wait for rows for only so long."""
+
+
+def stock_of(p: ReconcilePass) -> Stock:
+    """All that a pass finds to do."""
+    return p.take_stock(new=1000, edits=1000)
 
 
 class Harness:
@@ -299,7 +304,7 @@ class Harness:
     def absorb_edits(self) -> None:
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
-            dirty = p.dirty(limit=1000)
+            dirty = stock_of(p).dirty
             p.apply_edits(
                 [(feed.id, policy.on_edit(feed, lease)) for feed, lease in dirty], stop_within_s=STOP_WITHIN_S
             )

@@ -11,7 +11,7 @@ import pytest
 from feedq.core.model import Feed, FeedBackfill, FeedView, Reason, Release, TargetState
 from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound, Outdated
-from tests.contract.harness import Harness, spec
+from tests.contract.harness import Harness, spec, stock_of
 
 LIVE = "acme/orders"
 CHILD = f"{LIVE}~backfill"
@@ -107,7 +107,7 @@ def test_it_ends_when_its_feed_becomes_one_that_there_is_no_backfill_of(
 def test_its_end_is_written_down_and_it_is_gone_at_once_or_neither(bench: Bench) -> None:
     bench.finish(records=1_234)
     with suppress(RuntimeError), bench.harness.in_a_pass() as p:
-        assert p.end_backfills() == 1
+        assert stock_of(p).backfills == 1
         raise RuntimeError("the beat is killed")
     assert bench.child.lease.reason is Reason.FINISHED
     assert [one["kind"] for one in bench.told()] == ["backfill_begun"]

@@ -11,7 +11,7 @@ from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, W
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import Harness, progress
+from tests.contract.harness import Harness, progress, stock_of
 
 HOLD_S = 20.0
 
@@ -198,11 +198,11 @@ def test_an_owner_that_does_not_let_go_in_time_loses_the_feed(harness: Harness) 
     harness.transfer(feed, source, target, stop_within_s=30)
     assert not harness.is_due()
     with harness.in_a_pass() as p:
-        assert p.reap() == 0
+        assert stock_of(p).reaped == 0
     harness.elapse(31)
     assert harness.is_due()
     with harness.in_a_pass() as p:
-        assert p.reap() == 1
+        assert stock_of(p).reaped == 1
     lease = harness.lease(feed)
     assert (lease.state, lease.reason, lease.due_at) == (LeaseState.IDLE, Reason.REAPED, None)
     assert lease.promised_to == target.id, "it goes where it was to go"
@@ -363,14 +363,14 @@ def test_nobody_calls_a_feed_paused_while_its_owner_has_not_let_go(harness: Harn
     h.absorb_edits()
     h.elapse(999)
     with h.in_a_pass() as p:
-        assert p.reap() == 0
+        assert stock_of(p).reaped == 0
     assert h.store.feeds.view(feed.name).status is Status.STOPPING
     # Wanted again, it has a next owner.
     h.store.feeds.set_target(feed.name, TargetState.RUNNING)
     h.absorb_edits()
     h.elapse(999)
     with h.in_a_pass() as p:
-        assert p.reap() == 1
+        assert stock_of(p).reaped == 1
     assert h.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)]) == []
 
 
@@ -383,7 +383,7 @@ def test_a_feed_that_was_to_move_and_is_paused_waits_for_its_owner(harness: Harn
     h.absorb_edits()
     h.elapse(31)
     with h.in_a_pass() as p:
-        assert p.reap() == 0
+        assert stock_of(p).reaped == 0
     assert h.store.leases.release(source.id, [Release(*key, Reason.MOVED)]) == [key]
     h.absorb_edits()
     assert h.store.feeds.view(feed.name).status is Status.PAUSED

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from feedq.control.store.passes import SuspectWorker
 from feedq.core.lease import Edit, Move
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
 from feedq.telemetry.logs import EventKind
-from tests.contract.harness import TTL_S, Harness, progress
+from tests.contract.harness import TTL_S, Harness, progress, stock_of
 from tests.simulation.durations import Bounds
 
 
-def suspects(harness: Harness) -> list[SuspectWorker]:
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        return p.suspects()
+def suspects(harness: Harness) -> Sequence[SuspectWorker]:
+    with harness.in_a_pass() as p:
+        return p.suspects
 
 
 def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
     """Since when the database was heard from, as a pass sees it."""
-    with harness.store.fleet.reconcile_pass() as p:
+    with harness.store.fleet.reconcile_pass(ttl_s=ttl_s) as p:
         assert p is not None
-        return (p.now - p.outage_grace(ttl_s=ttl_s).since).total_seconds()
+        return (p.now - p.outage_grace.since).total_seconds()
 
 
 # -- one at a time, all or nothing -------------------------------------------------------------------
@@ -134,13 +135,13 @@ def test_an_outage_of_everybody_buries_nobody(harness: Harness) -> None:
 def test_dirty_feeds_come_with_their_leases_by_id_and_limited(harness: Harness) -> None:
     feeds = [harness.feed(f"f{i}") for i in range(4)]
     for feed in feeds:
-        harness.store.feeds.restart(feed.name)
+        harness.store.feeds.set_target(feed.name, TargetState.PAUSED)
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        found = p.dirty(limit=3)
+        found = p.take_stock(new=3, edits=3).dirty
         assert [(feed.id, lease.feed_id) for feed, lease in found] == [(f.id, f.id) for f in feeds[:3]]
         p.apply_edits([(feed.id, Edit(None)) for feed, _ in found], stop_within_s=30)
-        assert [feed.id for feed, _ in p.dirty(limit=3)] == [feeds[3].id]
+        assert [feed.id for feed, _ in p.take_stock(new=3, edits=3).dirty] == [feeds[3].id]
 
 
 def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harness) -> None:
@@ -156,9 +157,10 @@ def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harnes
     harness.store.feeds.remove("removed")
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert p.accept_new(limit=2) == 1
-        assert p.accept_new(limit=1000) == 1
-        left = {feed.name for feed, _ in p.dirty(limit=1000)}
+        assert p.take_stock(new=2, edits=0).accepted == 1
+        stock = stock_of(p)
+    assert stock.accepted == 1
+    left = {feed.name for feed, _ in stock.dirty}
     assert left == {"running", "failed", "paused", "removed"}
 
 

@@ -15,7 +15,7 @@ from feedq.control.store import passes
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
-from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress
+from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress, stock_of
 from tests.contract.test_store_races import WAIT_S
 
 FEEDS = 5_000
@@ -317,7 +317,7 @@ def test_what_somebody_has_locked_is_left_out_and_told_apart_from_what_is_lost(
                 assert p.expire_workers([worker.id]) == 1, "the two others that it has are locked"
         with h.in_a_pass() as p:
             p.moving(within_s=30)
-            assert p.reap() == 2, "what a dead worker still had"
+            assert stock_of(p).reaped == 2, "what a dead worker still had"
     finally:
         h.wait_for_rows(WAIT_FOR_ROWS_S)
     assert (h.lease(held).records_total, h.lease(free).records_total) == (0, 5)

@@ -193,7 +193,7 @@ def test_a_worker_without_a_session_is_crashed_at_the_second_look(harness: Harne
     assert harness.check_liveness() == 1
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        (suspect,) = p.suspects()
+        (suspect,) = p.suspects
         assert (suspect.worker.id, suspect.has_session) == (worker.id, False)
         assert suspect.worker.suspected_at is not None
     kept.close()

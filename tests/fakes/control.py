@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain
@@ -32,6 +32,7 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.model import LeaseState, Reason, WorkerState
 from feedq.errors import Unavailable
+from feedq.telemetry.logs import EventKind
 from tests.fakes.clock import ManualClock
 from tests.fakes.invariants import LeaseRow, WorkerRow
 
@@ -51,34 +52,45 @@ QUICK = """
     END $$;
 """
 """To plan a statement takes longer here than to run it, and tables are small whatever a plan says."""
-READS = """
+TOLD_KINDS = (
+    EventKind.WORKER_GONE,
+    EventKind.LEASE_FREED,
+    EventKind.LEASE_ASSIGNED,
+    EventKind.LEASE_OVERDUE,
+    EventKind.LEASE_REAPED,
+    EventKind.STOP_REQUESTED,
+)
+"""The history that transcripts tell."""
+_KINDS = ", ".join(f"'{kind}'" for kind in TOLD_KINDS)
+READS = f"""
     PREPARE leases AS
         SELECT feed_id, state, worker_id, epoch, reason, promised_to, due_at,
             NOT dirty AND removed_at IS NULL AND target_state = 'running'
         FROM feedq.lease JOIN feedq.feed ON id = feed_id ORDER BY feed_id;
     PREPARE workers AS SELECT id, name, state, capacity FROM feedq.worker ORDER BY lock_key;
-    PREPARE events (bigint, text[]) AS
+    PREPARE events (bigint) AS
         SELECT e.id, e.at, e.kind, e.feed_id, w.name, e.epoch, e.detail
         FROM feedq.event e LEFT JOIN feedq.worker w ON w.id = e.worker_id
-        WHERE e.id > $1 AND e.kind = ANY ($2) ORDER BY e.id;
+        WHERE e.id > $1 AND e.kind IN ({_KINDS}) ORDER BY e.id;
     PREPARE alive AS SELECT id FROM feedq.feed WHERE removed_at IS NULL ORDER BY name, id;
     PREPARE wanted AS SELECT id FROM feedq_1.feed_status WHERE status NOT IN ('paused', 'failed') ORDER BY id;
     PREPARE name_of (bigint) AS SELECT name FROM feedq.feed WHERE id = $1;
+    PREPARE target_of (bigint) AS SELECT target_state FROM feedq.feed WHERE id = $1;
 """
 """What is read after each change."""
-TOLD, CHANGED = "feedq_told", "feedq_changed"
+TOLD, CHANGED, WORKERS_CHANGED = "feedq_told", "feedq_changed", "feedq_workers_changed"
 WATCHED = f"""
     CREATE FUNCTION feedq.tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         PERFORM pg_notify(TG_ARGV[0], '');
         RETURN NULL;
     END $$;
     CREATE TRIGGER simulation_told AFTER INSERT ON feedq.event
-        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{TOLD}');
+        FOR EACH ROW WHEN (NEW.kind IN ({_KINDS})) EXECUTE FUNCTION feedq.tell('{TOLD}');
     CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE
         OR UPDATE OF state, worker_id, epoch, reason, promised_to, due_at ON feedq.lease
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
     CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE OF state, capacity ON feedq.worker
-        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
+        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{WORKERS_CHANGED}');
     CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE ON feedq.feed
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
 """
@@ -227,6 +239,8 @@ class ControlDatabase:
         """How often feeds, leases or workers have changed."""
         self._read_at, self._leases = -1, list[LeaseRow]()
         """How often they had when leases were read, and these."""
+        self._workers: list[WorkerRow] | None = None
+        """None when any has changed since they were read."""
         self.has_ended = False
         """Whether a session has ended since the beat looked."""
         self.registered: Counter[str] = Counter()
@@ -281,7 +295,7 @@ class ControlDatabase:
     def _connected(self, kind: str, **options: object) -> connection:
         made = connect(self.url, application_name=kind, **options)
         if kind == POOLED:
-            channels = [WAKE, TOLD, CHANGED, *map(worker_channel, range(1, WORKERS_MAX + 1))]
+            channels = [WAKE, TOLD, CHANGED, WORKERS_CHANGED, *map(worker_channel, range(1, WORKERS_MAX + 1))]
             with made.cursor() as plain:
                 plain.execute("; ".join(f"LISTEN {channel}" for channel in channels))
         return made
@@ -304,15 +318,16 @@ class ControlDatabase:
 
     def workers(self) -> list[WorkerRow]:
         """All sessions of workers."""
-        return [
-            WorkerRow(id_, name, WorkerState(state), capacity)
-            for id_, name, state, capacity in self.observe("EXECUTE workers")
-        ]
+        if self._workers is None:
+            self._workers = [
+                WorkerRow(id_, name, WorkerState(state), capacity)
+                for id_, name, state, capacity in self.observe("EXECUTE workers")
+            ]
+        return self._workers
 
-    def events(self, *, after: int, kinds: Collection[str]) -> list[EventRow]:
-        """What is new in history, of these kinds."""
-        wanted = ",".join(kinds)
-        return [EventRow(*row) for row in self.observe(f"EXECUTE events ({after}, '{{{wanted}}}')")]
+    def events(self, *, after: int) -> list[EventRow]:
+        """What is new in history, of the kinds that are told."""
+        return [EventRow(*row) for row in self.observe(f"EXECUTE events ({after})")]
 
     # -- faults ----------------------------------------------------------------------------------------
 
@@ -366,6 +381,9 @@ class ControlDatabase:
             self.has_news = True
         elif channel == CHANGED:
             self.changes += 1
+        elif channel == WORKERS_CHANGED:
+            self.changes += 1
+            self._workers = None
         elif self.notifications_to_lose:
             self.notifications_to_lose -= 1
         else:

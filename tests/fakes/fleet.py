@@ -157,14 +157,15 @@ class FakeFleet:
         ids = {name: worker.worker.id for name, worker in self.workers.items() if worker.worker}
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
-            dirty = p.dirty(limit=len(hands))
+            dirty = p.take_stock(new=len(hands), edits=len(hands)).dirty
             edits = [(feed.id, on_edit(feed, lease)) for feed, lease in dirty]
             p.apply_edits(edits, stop_within_s=self.settings.handoff_timeout_s)
             dealt = p.assign([(feed_id, ids[name]) for feed_id, name in hands.items()])
         self.broker.send(dealt)
 
-    def target(self, feed_id: int) -> TargetState | None:
-        return self.store.feeds.get(self._name(feed_id)).spec.target_state
+    def target(self, feed_id: int) -> TargetState:
+        ((target,),) = self.control.observe(f"EXECUTE target_of ({feed_id})")
+        return TargetState(target)
 
     def pause(self, feed_id: int) -> None:
         self.store.feeds.set_target(self._name(feed_id), TargetState.PAUSED)
@@ -355,7 +356,7 @@ class FakeFleet:
         if not self.control.has_news:
             return
         self.control.has_news = False
-        news = self.control.events(after=self._events_told, kinds=_TOLD)
+        news = self.control.events(after=self._events_told)
         if news:
             self._events_told = news[-1].id
         alike: dict[object, list[EventRow]] = {}
@@ -471,13 +472,3 @@ class FakeFleet:
         ((name,),) = self.control.observe(f"EXECUTE name_of ({feed_id})")
         assert isinstance(name, str)
         return name
-
-
-_TOLD = {
-    EventKind.WORKER_GONE.value,
-    EventKind.LEASE_FREED.value,
-    EventKind.LEASE_ASSIGNED.value,
-    EventKind.LEASE_OVERDUE.value,
-    EventKind.LEASE_REAPED.value,
-    EventKind.STOP_REQUESTED.value,
-}

@@ -1,5 +1,7 @@
 -- Passes of reconcile: each is one transaction, and one at a time in the fleet. Its caller decides, and calls these
--- functions one after the other.
+-- functions one after the other: `begin_pass` finds workers that may be gone, `take_stock` does what needs no decision and
+-- finds what does, `waiting` finds feeds to place, and `moving` what may be moved. With nothing to do, that is all but
+-- `end_pass`.
 --
 -- With nothing to do, a pass reads a handful of partial indexes that are empty, and no row of any feed. The planner
 -- cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later none is. So whatever
@@ -8,54 +10,6 @@
 -- Killed or frozen anywhere in it, a pass has done nothing: the server ends the transaction of whoever is frozen in it.
 -- Messages are sent after the commit, so that an epoch that was rolled back is never heard of; killed in between, the
 -- assignment runs out of time, and the feed is assigned anew.
-
--- Begins a pass: answers with the state in which the one before it left the fleet; with nothing when another one is under
--- way.
--- For the transaction: a pass whose process is killed releases the lock with its backend.
---
--- When the database's clock was put back, no delay and no time limit lasts longer for it. Each is stored as the time at
--- which it ends: put back by an hour, the clock would make each last an hour longer. So a pass that begins before the
--- one before it ended, by that clock, shortens all that lie ahead by the difference. That is short of the step by the
--- time between the two passes, at most. A delay that was set since the step ends too soon, which costs one try.
-CREATE FUNCTION feedq_1.begin_pass() RETURNS json LANGUAGE plpgsql AS $body$
-DECLARE
-    f feedq.fleet;
-    put_back interval;
-BEGIN
-    IF NOT pg_try_advisory_xact_lock(x'FEED0003'::bigint) THEN
-        RETURN '[]';
-    END IF;
-    SELECT * INTO f FROM feedq.fleet;
-    put_back := f.pass_at - feedq.clock();
-    IF put_back > interval '0' THEN
-        WITH ahead AS (
-            SELECT feed_id FROM feedq.lease WHERE feed_id IN (
-                SELECT feed_id FROM feedq.lease
-                WHERE state IN ('idle', 'assigned', 'stopping') AND due_at > feedq.now()
-                UNION ALL
-                SELECT feed_id FROM feedq.lease WHERE moved_at > feedq.now())
-            ORDER BY feed_id FOR UPDATE SKIP LOCKED
-        )
-        UPDATE feedq.lease l SET due_at = l.due_at - put_back, moved_at = least(l.moved_at, feedq.now())
-        FROM ahead WHERE l.feed_id = ahead.feed_id;
-    END IF;
-    RETURN json_build_array(json_build_object(
-        'now', feedq.clock(), 'evened_out', f.evened_out, 'waiting_after', f.waiting_after,
-        -- least() ignores NULL, which says that there was no sweep yet.
-        'sweep_at', CASE WHEN f.sweep_at IS NOT NULL THEN least(f.sweep_at, feedq.clock()) END,
-        'swept_to', f.swept_to));
-END $body$;
-
--- Ends a pass. The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock.
-CREATE FUNCTION feedq_1.end_pass(state json) RETURNS bigint LANGUAGE sql AS $body$
-    UPDATE feedq.fleet SET
-        pass_at = feedq.clock(), pass_seq = pass_seq + 1,
-        active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
-        evened_out = given.evened_out, waiting_after = given.waiting_after, sweep_at = given.sweep_at,
-        swept_to = given.swept_to
-    FROM json_to_record(state) AS given (evened_out text, waiting_after bigint, sweep_at timestamptz, swept_to bigint)
-    RETURNING pass_seq
-$body$;
 
 -- Locks these workers, in their order, but waits for nobody who has one locked for longer: then it answers with false
 -- and holds none, and whoever calls it goes on with SKIP LOCKED.
@@ -101,6 +55,59 @@ BEGIN
     WHERE w.id = ANY (found);
     RETURN answer;
 END $body$;
+
+-- Begins a pass: answers with the state in which the one before it left the fleet, with the workers that may be gone
+-- (`suspects`), and since when the database was heard from without a break (`served_since`: this pass may be the first to
+-- come back after an outage, before any heartbeat); with nothing when another pass is under way.
+-- For the transaction: a pass whose process is killed releases the lock with its backend.
+--
+-- When the database's clock was put back, no delay and no time limit lasts longer for it. Each is stored as the time at
+-- which it ends: put back by an hour, the clock would make each last an hour longer. So a pass that begins before the
+-- one before it ended, by that clock, shortens all that lie ahead by the difference. That is short of the step by the
+-- time between the two passes, at most. A delay that was set since the step ends too soon, which costs one try.
+CREATE FUNCTION feedq_1.begin_pass(ttl_s float8) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    f feedq.fleet;
+    put_back interval;
+    found json;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(x'FEED0003'::bigint) THEN
+        RETURN '[]';
+    END IF;
+    SELECT * INTO f FROM feedq.fleet;
+    put_back := f.pass_at - feedq.clock();
+    IF put_back > interval '0' THEN
+        WITH ahead AS (
+            SELECT feed_id FROM feedq.lease WHERE feed_id IN (
+                SELECT feed_id FROM feedq.lease
+                WHERE state IN ('idle', 'assigned', 'stopping') AND due_at > feedq.now()
+                UNION ALL
+                SELECT feed_id FROM feedq.lease WHERE moved_at > feedq.now())
+            ORDER BY feed_id FOR UPDATE SKIP LOCKED
+        )
+        UPDATE feedq.lease l SET due_at = l.due_at - put_back, moved_at = least(l.moved_at, feedq.now())
+        FROM ahead WHERE l.feed_id = ahead.feed_id;
+    END IF;
+    found := feedq_1.suspects();
+    RETURN json_build_array(json_build_object(
+        'state', json_build_object(
+            'now', feedq.clock(), 'evened_out', f.evened_out, 'waiting_after', f.waiting_after,
+            -- least() ignores NULL, which says that there was no sweep yet.
+            'sweep_at', CASE WHEN f.sweep_at IS NOT NULL THEN least(f.sweep_at, feedq.clock()) END,
+            'swept_to', f.swept_to),
+        'suspects', found, 'served_since', feedq_1.served_since(f, ttl_s)));
+END $body$;
+
+-- Ends a pass. The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock.
+CREATE FUNCTION feedq_1.end_pass(state json) RETURNS bigint LANGUAGE sql AS $body$
+    UPDATE feedq.fleet SET
+        pass_at = feedq.clock(), pass_seq = pass_seq + 1,
+        active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
+        evened_out = given.evened_out, waiting_after = given.waiting_after, sweep_at = given.sweep_at,
+        swept_to = given.swept_to
+    FROM json_to_record(state) AS given (evened_out text, waiting_after bigint, sweep_at timestamptz, swept_to bigint)
+    RETURNING pass_seq
+$body$;
 
 -- Declares workers gone *and* frees all their leases. Answers with how many leases that were.
 CREATE FUNCTION feedq_1.expire(workers uuid[]) RETURNS int LANGUAGE plpgsql AS $body$
@@ -251,6 +258,24 @@ BEGIN
         FROM feedq_1.feed_status WHERE id = ANY (locked));
 END $body$;
 
+-- Does what needs no decision, and answers with what it did and with what somebody is to decide, in one call: nearly
+-- always there is nothing. Of each kind at most so many.
+--
+-- A pass full of new feeds leaves edits to the next: those of older feeds have come before them.
+CREATE FUNCTION feedq_1.take_stock(most_new int, most_edits int, most_overdue int, cleared text[]) RETURNS json
+LANGUAGE plpgsql AS $body$
+DECLARE
+    reaped constant int := feedq_1.reap();
+    backfills constant int := feedq_1.end_backfills();
+    silent constant json := feedq_1.withdraw_overdue(most_overdue);
+    accepted constant int := feedq_1.accept_new(most_new, cleared);
+BEGIN
+    RETURN json_build_object(
+        'reaped', reaped, 'backfills', backfills, 'silent', silent, 'accepted', accepted,
+        'quarantined', feedq_1.quarantined(),
+        'dirty', CASE WHEN accepted < most_new THEN feedq_1.dirty(most_edits) ELSE '[]' END);
+END $body$;
+
 -- Carries out what was decided about feeds that somebody touched, and marks them clean. Of each: `move` (withdraw,
 -- ask_to_stop, purge, or none, which leaves its lease but for the `reason`).
 CREATE FUNCTION feedq_1.apply_edits(edits json, stop_within_s float8) RETURNS boolean LANGUAGE plpgsql AS $body$
@@ -348,8 +373,67 @@ CREATE FUNCTION feedq_1.sink(f feedq.feed) RETURNS text LANGUAGE sql IMMUTABLE A
     SELECT lower(coalesce(f.sink ->> 'name', 'default'))
 $body$;
 
+-- Where feeds failed, by remote, and whether others have begun to land records there since. With `proven` only failures of
+-- feeds that have landed records elsewhere since: then it is the worker, and not the source. Most of the time no feed has
+-- failed anywhere, and an empty index is all that is read.
+CREATE FUNCTION feedq_1.experiences(proven boolean) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    failed jsonb;
+    landed jsonb;
+BEGIN
+    SELECT jsonb_object_agg(remote, workers) INTO failed FROM (
+        SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
+            SELECT feedq_1.remote(f) AS remote, one.key AS worker, to_timestamp(max(one.value::float8)) AS at
+            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
+            CROSS JOIN LATERAL jsonb_each_text(l.avoid) one
+            WHERE l.avoid <> '{}' AND (NOT proven OR l.state = 'running' AND p.connected AND p.epoch = l.epoch
+                AND p.last_record_at > to_timestamp(one.value::float8))
+            GROUP BY 1, 2
+        ) latest GROUP BY remote
+    ) by_remote;
+    IF failed IS NULL THEN
+        RETURN '{}';
+    END IF;
+    SELECT jsonb_object_agg(remote, workers) INTO landed FROM (
+        SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
+            SELECT feedq_1.remote(f) AS remote, w.name AS worker, max(l.running_since) AS at
+            FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
+            JOIN feedq.progress p ON p.feed_id = l.feed_id
+            WHERE w.name = ANY (ARRAY(SELECT jsonb_object_keys(value) FROM jsonb_each(failed))) AND w.state <> 'gone'
+                AND l.state = 'running' AND p.connected AND p.epoch = l.epoch AND p.last_record_at > l.running_since
+            GROUP BY 1, 2
+        ) latest GROUP BY remote
+    ) by_remote;
+    RETURN (SELECT json_object_agg(key, json_build_object('failed', value, 'landed', coalesce(landed -> key, '{}')))
+        FROM jsonb_each(failed));
+END $body$;
+
+-- Promises feeds that are held for the successor of a worker to it once it is there, as far as it has room; those for
+-- which it has none may go anywhere. Nothing else is read when no feed is held, which is nearly always.
+CREATE FUNCTION feedq_1.promise_to_successors() RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    IF NOT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL) THEN
+        RETURN;
+    END IF;
+    WITH successor AS (
+        SELECT DISTINCT ON (name) id, name, capacity FROM feedq.worker w WHERE feedq_1.is_serving(w)
+        ORDER BY name, started_at DESC
+    ), awaited AS (
+        SELECT l.feed_id, successor.id AS worker_id, successor.capacity - c.feeds AS room
+        FROM feedq.lease l JOIN successor ON successor.name = l.held_for
+        JOIN feedq_1.counted c ON c.worker_id = successor.id
+        WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
+    ), ranked AS (
+        SELECT *, row_number() OVER (PARTITION BY worker_id ORDER BY feed_id) <= room AS has_room FROM awaited
+    )
+    UPDATE feedq.lease l SET
+        held_for = NULL, due_at = NULL, promised_to = CASE WHEN has_room THEN ranked.worker_id END
+    FROM ranked WHERE l.feed_id = ranked.feed_id;
+END $body$;
+
 -- Feeds to place now, and after which of those without a place the next pass is to go on: when there are more than `most`
--- it begins where this one ends, so that feeds without a place keep no others from theirs.
+-- it begins where this one ends, so that feeds without a place keep no others from theirs. And what is `known` of workers
+-- on which feeds failed that have landed records elsewhere since.
 CREATE FUNCTION feedq_1.waiting(most int, after bigint, measured float8, mean_rows float8, mean_bytes float8)
 RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
@@ -359,6 +443,7 @@ DECLARE
     room int;
     found json;
 BEGIN
+    PERFORM feedq_1.promise_to_successors();
     -- What is due is asked for with the time at which the statement began: with a clock that moves on, the index could not
     -- be used.
     ids := ARRAY(SELECT feed_id FROM (
@@ -396,42 +481,8 @@ BEGIN
                 SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
                 WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL AND removed.name = f.name);
     END IF;
-    RETURN json_build_object('feeds', coalesce(found, '[]'), 'after', after);
-END $body$;
-
--- Where feeds failed, by remote, and whether others have begun to land records there since. With `proven` only failures of
--- feeds that have landed records elsewhere since: then it is the worker, and not the source. Most of the time no feed has
--- failed anywhere, and an empty index is all that is read.
-CREATE FUNCTION feedq_1.experiences(proven boolean) RETURNS json LANGUAGE plpgsql AS $body$
-DECLARE
-    failed jsonb;
-    landed jsonb;
-BEGIN
-    SELECT jsonb_object_agg(remote, workers) INTO failed FROM (
-        SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
-            SELECT feedq_1.remote(f) AS remote, one.key AS worker, to_timestamp(max(one.value::float8)) AS at
-            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
-            CROSS JOIN LATERAL jsonb_each_text(l.avoid) one
-            WHERE l.avoid <> '{}' AND (NOT proven OR l.state = 'running' AND p.connected AND p.epoch = l.epoch
-                AND p.last_record_at > to_timestamp(one.value::float8))
-            GROUP BY 1, 2
-        ) latest GROUP BY remote
-    ) by_remote;
-    IF failed IS NULL THEN
-        RETURN '{}';
-    END IF;
-    SELECT jsonb_object_agg(remote, workers) INTO landed FROM (
-        SELECT remote, jsonb_object_agg(worker, at) AS workers FROM (
-            SELECT feedq_1.remote(f) AS remote, w.name AS worker, max(l.running_since) AS at
-            FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
-            JOIN feedq.progress p ON p.feed_id = l.feed_id
-            WHERE w.name = ANY (ARRAY(SELECT jsonb_object_keys(value) FROM jsonb_each(failed))) AND w.state <> 'gone'
-                AND l.state = 'running' AND p.connected AND p.epoch = l.epoch AND p.last_record_at > l.running_since
-            GROUP BY 1, 2
-        ) latest GROUP BY remote
-    ) by_remote;
-    RETURN (SELECT json_object_agg(key, json_build_object('failed', value, 'landed', coalesce(landed -> key, '{}')))
-        FROM jsonb_each(failed));
+    RETURN json_build_object('feeds', coalesce(found, '[]'), 'after', after,
+        'known', CASE WHEN found IS NULL THEN '{}' ELSE feedq_1.experiences(proven => true) END);
 END $body$;
 
 -- idle -> assigned, under the next epoch. Of each feed that was given: the message for its worker. The worker may hear
@@ -477,38 +528,6 @@ BEGIN
     INTO assigned, owners FROM assigned;
     PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
     RETURN coalesce(assigned, '[]');
-END $body$;
-
--- Feeds that are held for the successor of a worker, locked, each with the worker that is it. Nothing is read when none
--- is held, which is nearly always.
-CREATE FUNCTION feedq_1.awaited_by_successors() RETURNS json LANGUAGE plpgsql AS $body$
-DECLARE
-    found json;
-BEGIN
-    IF NOT EXISTS (SELECT FROM feedq.lease WHERE held_for IS NOT NULL) THEN
-        RETURN '[]';
-    END IF;
-    WITH successor AS (
-        SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE feedq_1.is_serving(w)
-        ORDER BY name, started_at DESC
-    ), awaited AS (
-        SELECT l.feed_id, successor.id AS worker_id
-        FROM feedq.lease l JOIN successor ON successor.name = l.held_for
-        WHERE l.held_for IS NOT NULL AND l.state = 'idle' ORDER BY l.feed_id FOR UPDATE OF l SKIP LOCKED
-    )
-    SELECT json_agg(json_build_object('feed_id', feed_id, 'worker_id', worker_id)) INTO found FROM awaited;
-    RETURN coalesce(found, '[]');
-END $body$;
-
--- Ends the hold of these feeds: each is promised to its worker; with NULL it may go anywhere.
-CREATE FUNCTION feedq_1.end_hold(promises json) RETURNS int LANGUAGE plpgsql AS $body$
-DECLARE
-    ended int;
-BEGIN
-    UPDATE feedq.lease l SET held_for = NULL, due_at = NULL, promised_to = given.worker_id
-    FROM json_to_recordset(promises) AS given (feed_id bigint, worker_id uuid) WHERE l.feed_id = given.feed_id;
-    GET DIAGNOSTICS ended = ROW_COUNT;
-    RETURN ended;
 END $body$;
 
 -- What workers hold ----------------------------------------------------------------------------------------------------
@@ -592,11 +611,13 @@ END $body$;
 
 -- What is on its way already: how many idle feeds are `held` for the successor of their worker; how many were asked to move
 -- within this time and are not connected at their new worker yet, by that worker; and which workers are to hand over all
--- they have, with how many feeds that still are.
+-- they have, with how many feeds that still are. And the `candidates`.
 CREATE FUNCTION feedq_1.moving(within_s float8) RETURNS json LANGUAGE plpgsql AS $body$
+DECLARE
+    candidates constant json := feedq_1.candidates('{}');  -- folds what workers hold
 BEGIN
-    PERFORM feedq_1.fold_held();
     RETURN json_build_object(
+        'candidates', candidates,
         'held', (SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL),
         -- With the time at which the statement began: with a clock that moves on, the index could not be used.
         'under_way', (SELECT coalesce(json_object_agg(target, feeds), '{}') FROM (
@@ -609,7 +630,8 @@ BEGIN
                 AND w.suspected_at IS NULL AND h.feeds > 0));
 END $body$;
 
--- Running feeds of these workers, of each worker the ones that have run there longest, and at most so many.
+-- Running feeds of these workers, of each worker the ones that have run there longest, and at most so many. And what is
+-- `known` of workers on which feeds failed.
 CREATE FUNCTION feedq_1.movable(owners uuid[], most int, measured float8, mean_rows float8, mean_bytes float8)
 RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
@@ -627,7 +649,8 @@ BEGIN
     JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
     JOIN feedq.progress p ON p.feed_id = held.feed_id
     WHERE f.removed_at IS NULL AND f.target_state = 'running';
-    RETURN coalesce(found, '[]');
+    RETURN json_build_object('feeds', coalesce(found, '[]'),
+        'known', CASE WHEN found IS NULL THEN '{}' ELSE feedq_1.experiences(proven => false) END);
 END $body$;
 
 -- The sweep -----------------------------------------------------------------------------------------------------------

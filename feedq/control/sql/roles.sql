@@ -7,15 +7,13 @@
 CREATE VIEW feedq_1.allowed AS
 SELECT role, unnest(functions) AS function FROM (VALUES
     -- Reads every table. These work something out, or stand for a query, and are planned into the one around them.
-    ('reader', '{chosen_feeds, is_listening, job_session, knows, landed, search_feeds, served_since, worker_json}'::text[]),
+    ('reader', '{chosen_feeds, is_listening, job_session, knows, landed, search_feeds, worker_json}'::text[]),
     -- Runs feeds and jobs, and makes passes when no beat does. It declares nothing: no feed, no schedule, no run.
     ('worker', '{
         register, trust_locks, heartbeat, drain, leave, report_loss,
         claim, claimed, release, report, raise_epoch, free, blame, show_landed,
-        begin_pass, suspects, expire, withdraw_overdue, end_backfills, quarantined, part, accept_new, dirty, apply_edits,
-        waiting, candidates, experiences, assign, explain, awaited_by_successors, end_hold, moving, movable, transfer,
-        reap, weigh, end_pass,
-        trim_history, forget,
+        begin_pass, expire, take_stock, part, apply_edits, waiting, candidates, assign, explain, moving, movable,
+        transfer, weigh, trim_history, forget, end_pass,
         scan_due, lock_due, fire, claim_runs, succeed, finish, succeed_within, has_succeeded, reject, take_over,
         expire_runs, promote_behind, promote_stranded, trim_runs, trim_kept}'),
     -- Is elected, watches over workers and expectations, and keeps the schedules behind entries of beat_schedule.py.

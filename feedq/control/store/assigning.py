@@ -14,7 +14,7 @@ line that tells of it commit together, so the two tables always add up to the tr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from uuid import UUID
@@ -67,6 +67,8 @@ class WaitingNow(msgspec.Struct, frozen=True):
 
     feeds: Sequence[FeedThatWaits]
     after: int
+    known: Mapping[str, Experience]
+    """On which workers feeds failed that have landed records elsewhere since, by remote."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -85,13 +87,6 @@ class Because(msgspec.Struct, frozen=True):
     reason: Reason
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """The worker that a feed is to go to, if to any."""
-
-    feed_id: int
-    worker_id: UUID | None
-
-
 class PassAssignments:
     """The part of a reconcile pass that gives feeds their places."""
 
@@ -106,10 +101,8 @@ class PassAssignments:
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
         that feeds without a place keep no others from theirs."""
-        self._promise_to_successors()
         found = call(self._c, "waiting", WaitingNow, most=limit, after=self._waiting_after, **self._means)
         self._waiting_after = found.after
-        known = experiences(self._c, proven=True) if found.feeds else {}
         return [
             WaitingFeed(
                 one.feed_id,
@@ -118,7 +111,7 @@ class PassAssignments:
                 one.tenant,
                 selector_from(one.selector),
                 one.promised_to,
-                known.get(one.remote, NO_EXPERIENCE).avoided(avoided_from(one.avoid)),
+                found.known.get(one.remote, NO_EXPERIENCE).avoided(avoided_from(one.avoid)),
                 one.sink,
             )
             for one in found.feeds
@@ -126,11 +119,7 @@ class PassAssignments:
 
     def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
-        found = call(self._c, "candidates", list[Candidate], of_tenants=list(tenants))
-        return [
-            replace(one.worker, lags=lags(loop_lag_s=one.loop_lag_s, silent_s=one.silent_s, ttl_s=one.ttl_s))
-            for one in found
-        ]
+        return eligible(call(self._c, "candidates", list[Candidate], of_tenants=list(tenants)))
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
         places = [{"feed_id": feed_id, "worker_id": worker_id} for feed_id, worker_id in pairs]
@@ -150,25 +139,9 @@ class PassAssignments:
             return
         call(self._c, "explain", int, reasons=document([Because(*one) for one in reasons]))
 
-    def _promise_to_successors(self) -> None:
-        """Promise feeds that are held for the successor of a worker to it as soon as it is there, as far as it has
-        room."""
-        awaited = call(self._c, "awaited_by_successors", list[Promise])
-        if not awaited:
-            return
-        room = {worker.worker_id: worker.capacity - worker.feeds for worker in self.candidates()}
-        promises = []
-        for one in awaited:
-            assert one.worker_id is not None
-            room[one.worker_id] = room.get(one.worker_id, 0) - 1
-            # What a worker has no room for may go anywhere.
-            promises.append(one if room[one.worker_id] >= 0 else Promise(one.feed_id, None))
-        call(self._c, "end_hold", int, promises=document(promises))
 
-
-def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
-    """Finds on which workers feeds failed, by remote, and whether others have begun to land records there since.
-
-    With ``proven`` only failures of feeds that have landed records elsewhere since.
-    """
-    return call(c, "experiences", dict[str, Experience], proven=proven)
+def eligible(candidates: Iterable[Candidate]) -> list[EligibleWorker]:
+    return [
+        replace(one.worker, lags=lags(loop_lag_s=one.loop_lag_s, silent_s=one.silent_s, ttl_s=one.ttl_s))
+        for one in candidates
+    ]

@@ -1,8 +1,8 @@
 """A reconcile pass: set-based statements inside one transaction, one pass at a time in the fleet.
 
-With nothing to do, a pass reads a handful of partial indexes that are empty, and no row of any feed. The planner
-cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later none is. So
-whatever it assumes, the statements here look up single feeds by their keys.
+With nothing to do, a pass is five statements that read a handful of empty partial indexes, and no row of any
+feed. The planner cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later
+none is. So whatever it assumes, the statements here look up single feeds by their keys.
 
 The *sweep* trims what is too old, and weighs feeds anew, a page of them a pass. A page is small, so that no pass
 takes long because of it and nothing stays locked; where it ended is kept in the fleet's row. It does not look for
@@ -13,18 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
 
 from feedq.control.store import history
-from feedq.control.store.assigning import (
-    FeedToPlace,
-    PassAssignments,
-    experiences,
-)
+from feedq.control.store.assigning import Candidate, FeedToPlace, PassAssignments, eligible
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Connection, Database
 from feedq.control.store.feed_rows import (
@@ -35,7 +31,7 @@ from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, OutageGrace
 from feedq.core.model import Feed, Lease, Worker
-from feedq.core.placement.base import NO_EXPERIENCE, Held, Transfer
+from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer
 
 OVERDUE_PER_PASS = 10_000
 """Bounds a pass after an outage of the broker; the rest is for the next."""
@@ -44,8 +40,7 @@ SWEEP_PAGE = 5_000
 """Feeds of one page, and events that are trimmed with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectWorker:
+class SuspectWorker(msgspec.Struct, frozen=True):
     """A worker that may be gone, its row locked until the pass ends."""
 
     worker: Worker
@@ -62,8 +57,33 @@ class FleetAtPass(msgspec.Struct, frozen=True):
     swept_to: int | None
 
 
+class Beginning(msgspec.Struct, frozen=True):
+    """What a pass begins with."""
+
+    state: FleetAtPass
+    suspects: Sequence[SuspectWorker]
+    served_since: datetime
+
+
+class Stock(msgspec.Struct, frozen=True):
+    """What there was to do that needs no decision, and is done, and what somebody is to decide."""
+
+    reaped: int
+    """Leases that were freed because their owner was asked to release them and has not in time."""
+    backfills: int
+    """Backfills that have finished, and are in the history of their feeds now."""
+    silent: Sequence[UUID]
+    """Of each assignment that was never claimed in time, and is withdrawn, the worker."""
+    accepted: int
+    """Dirty feeds that need a place and nothing else, such as new ones, and are clean now."""
+    quarantined: Sequence[Lease]
+    """Leases of feeds in quarantine that run, in it or still among others."""
+    dirty: Sequence[tuple[Feed, Lease]]
+    """Feeds that a person touched, with their leases."""
+
+
 class Moving(msgspec.Struct, frozen=True):
-    """What is on its way in the fleet."""
+    """What is on its way in the fleet, and what might move."""
 
     held: int
     """Idle feeds that are held for the successor of their worker."""
@@ -71,12 +91,25 @@ class Moving(msgspec.Struct, frozen=True):
     """Feeds that were asked to move and are not connected at their new worker yet, by that worker."""
     leaving: Mapping[UUID, int]
     """Workers that are to hand over all they have, with how many feeds that still are."""
+    candidates: Sequence[Candidate]
+
+    @property
+    def eligible(self) -> list[EligibleWorker]:
+        """Workers that may be given feeds."""
+        return eligible(self.candidates)
 
 
 class FeedThatRuns(FeedToPlace, frozen=True):
     """A feed that may be moved."""
 
     worker_id: UUID
+
+
+class Movable(msgspec.Struct, frozen=True):
+    """Feeds that may be moved, and what is known of workers on which feeds failed, by remote."""
+
+    feeds: Sequence[FeedThatRuns]
+    known: Mapping[str, Experience]
 
 
 class Fleet:
@@ -87,18 +120,21 @@ class Fleet:
         self._retention_days = retention_days
 
     @contextmanager
-    def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
+    def reconcile_pass(
+        self, *, ttl_s: float = 6.0, measured_load: float = 0.0
+    ) -> Iterator[ReconcilePass | None]:
         """Begin a pass; None when another one is under way. Leaving the block commits and stamps it.
 
-        ``measured_load``, from 0 to 1, is how much of a feed's weight is what was measured of it.
+        When nobody was heard from for half a ``ttl_s``, the database was away. ``measured_load``, from 0 to 1, is
+        how much of a feed's weight is what was measured of it.
         """
         with self._database.transaction() as c:
-            found = call(c, "begin_pass", list[FleetAtPass])
-            if not found:
+            begun = call(c, "begin_pass", list[Beginning], ttl_s=ttl_s)
+            if not begun:
                 yield None
                 return
             this_pass = ReconcilePass(
-                c, found[0], retention_days=self._retention_days, measured_load=measured_load
+                c, begun[0], retention_days=self._retention_days, measured_load=measured_load
             )
             yield this_pass
             this_pass.stamp()
@@ -113,9 +149,13 @@ class ReconcilePass(PassAssignments):
     """A pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def __init__(
-        self, connection: Connection, state: FleetAtPass, *, retention_days: int, measured_load: float
+        self, connection: Connection, beginning: Beginning, *, retention_days: int, measured_load: float
     ) -> None:
+        state = beginning.state
         self._c = connection
+        self.suspects = beginning.suspects
+        """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
+        self.outage_grace = OutageGrace(beginning.served_since)
         self._retention_days = retention_days
         self._measured_load = measured_load
         self.now = state.now
@@ -137,55 +177,20 @@ class ReconcilePass(PassAssignments):
         state = FleetAtPass(self.now, self.evened_out, self._waiting_after, self._sweep_at, self._swept_to)
         call(self._c, "end_pass", int, state=msgspec.json.encode(state).decode())
 
-    def outage_grace(self, *, ttl_s: float) -> OutageGrace:
-        """Return since when the database was heard from without a break of more than half a ttl.
-
-        Such a break may still be under way: the first to come back after an outage may be this very pass.
-        """
-        # A pass may be the first to come back after an outage, before any heartbeat could renew.
-        sql = "SELECT feedq_1.served_since(f, %(ttl_s)s) FROM feedq.fleet f"
-        return OutageGrace(self._c.execute(sql, {"ttl_s": ttl_s}).scalar_one())
-
-    def suspects(self) -> list[SuspectWorker]:
-        """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
-        return call(self._c, "suspects", list[SuspectWorker])
-
     def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
         return call(self._c, "expire", int, workers=list(worker_ids))
 
-    def overdue(self) -> list[UUID]:
-        """Withdraw assignments never claimed in time: back to idle, to be placed anew.
-
-        Returns the worker of each.
-        """
-        return call(self._c, "withdraw_overdue", list[UUID], most=OVERDUE_PER_PASS)
-
-    def end_backfills(self) -> int:
-        """Write the end of each backfill that has finished into the history of its feed, and forget it. Returns
-        how many."""
-        return call(self._c, "end_backfills", int)
-
-    def quarantined(self) -> list[Lease]:
-        """Leases of feeds in quarantine that run, in it or still among others."""
-        return call(self._c, "quarantined", list[Lease])
+    def take_stock(self, *, new: int, edits: int) -> Stock:
+        """Do what needs no decision, and find what does; of feeds that somebody touched so many of either kind."""
+        cleared = [reason.value for reason in CLEARED_BY_EDIT if reason is not None]
+        bounds = {"most_new": new, "most_edits": edits, "most_overdue": OVERDUE_PER_PASS}
+        return call(self._c, "take_stock", Stock, cleared=cleared, **bounds)
 
     def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
         """Ask their owners to stop. What is ``quarantined`` here goes on apart, what is not among all others."""
         feeds = [{"feed_id": lease.feed_id, "apart": lease.quarantined} for lease in leases]
         call(self._c, "part", int, feeds=document(feeds), stop_within_s=stop_within_s)
-
-    # -- what people have changed --------------------------------------------------------------------
-
-    def accept_new(self, *, limit: int) -> int:
-        """Make the lease rows that are missing, and mark clean what needs a place and nothing else, such as new
-        rows made by hand. Of the first ``limit`` dirty feeds. Returns how many are clean now."""
-        cleared = [reason.value for reason in CLEARED_BY_EDIT if reason is not None]
-        return call(self._c, "accept_new", int, most=limit, cleared=cleared)
-
-    def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
-        """Feeds that a person touched, with their leases; a lease row that is missing is made."""
-        return call(self._c, "dirty", list[tuple[Feed, Lease]], most=limit)
 
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
@@ -206,23 +211,19 @@ class ReconcilePass(PassAssignments):
         in all, an equal part of each worker."""
         if not worker_ids:
             return []
-        known = experiences(self._c, proven=False)
         share = max(1, limit // len(worker_ids))
         given = {"owners": list(worker_ids), "most": share, **self._means}
+        found = call(self._c, "movable", Movable, **given)
         held = []
-        for one in call(self._c, "movable", list[FeedThatRuns], **given):
+        for one in found.feeds:
             feed = Held(
                 one.feed_id, one.worker_id, one.weight, one.tenant, selector_from(one.selector), sink=one.sink
             )
-            if one.avoid or one.remote in known:
-                own, others = avoided_from(one.avoid), known.get(one.remote, NO_EXPERIENCE)
+            if one.avoid or one.remote in found.known:
+                own, others = avoided_from(one.avoid), found.known.get(one.remote, NO_EXPERIENCE)
                 feed = replace(feed, avoid=others.avoided(own), reached=others.reached(own))
             held.append(feed)
         return held
-
-    def reap(self) -> int:
-        """Free what an owner was asked to release and has not in time. Returns how many leases."""
-        return call(self._c, "reap", int)
 
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
         """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were
