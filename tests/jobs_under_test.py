@@ -14,7 +14,6 @@ import psycopg2
 from celery import shared_task
 
 from feedq import RunContext, run_context
-from tests.poison import GARBLED
 
 TABLE = """
     CREATE TABLE IF NOT EXISTS effect (
@@ -99,8 +98,3 @@ def pause(seconds: float) -> None:
 @shared_task(name="tests.fail")
 def fail() -> None:
     raise ConnectionError("no route to postgresql://user:hunter2@host/db")
-
-
-@shared_task(name="tests.garble")
-def garble() -> None:
-    raise ValueError(GARBLED)

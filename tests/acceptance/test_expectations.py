@@ -13,7 +13,7 @@ import pytest
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.causes import LAGGING, Causes, causes, name_of, wanted
-from tests.cluster import feed, wait_until
+from tests.cluster import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -79,23 +79,3 @@ def test_each_cause_is_told_once_and_so_is_its_end_and_nothing_else(bench: Cause
     bench.end()
     bench.observe(begins=False, limit_s=LIMIT_S)
     assert bench.alerts() == wanted(begins=False)
-
-
-def test_an_operator_tries_whether_alerts_arrive(bench: Causes) -> None:
-    bench.receiver.take()
-    ran = bench.cluster.run("doctor", "--alerts", "--json")
-    assert ran.returncode == 1
-    tried = {one["level"]: one for one in json.loads(ran.stdout)["checks"] if one["name"] == "alerts"}
-    assert "was not taken" in tried["FAIL"]["detail"]
-    assert "took a message" in tried["ok"]["detail"]
-    assert [title for title, _ in bench.receiver.take()] == ["feedq: a test"]
-
-
-def test_a_feed_that_is_declared_with_a_cursor_begins_there(bench: Causes) -> None:
-    name = "desk/later"
-    bench.cluster.apply([feed(name, bench.source.url) | {"initial_cursor": 40}])
-    first = "SELECT min((payload ->> 'seq')::int) AS first FROM landed WHERE feed = %s"
-    wait_until(lambda: bench.cluster.sql(first, (name,))[0]["first"], limit_s=LIMIT_S, what="it lands")
-    assert bench.cluster.sql(first, (name,))[0]["first"] == 41
-    done = json.loads(bench.cluster.feedq("feed", "cursor", "rewind", name, "--to-start", "--yes", "--json"))
-    assert done["change"]["after"] == 40

@@ -33,14 +33,6 @@ class Fleet:
     def ask(self, *arguments: str) -> Any:
         return json.loads(self.cluster.feedq(*arguments, "--json"))
 
-    def name(self, node: str) -> str:
-        """Under which a worker is known to feedq."""
-        pid = self.cluster.workers[node].pid
-        found: str = next(
-            row["worker"]["name"] for row in self.ask("worker", "list") if row["worker"]["pid"] == pid
-        )
-        return found
-
     def feeds(self) -> dict[str, dict[str, Any]]:
         return {row["feed"]["spec"]["name"]: row for row in self.ask("feed", "list")}
 
@@ -74,21 +66,6 @@ def fleet(place: Place) -> Iterator[Fleet]:
 # -- from worker to worker ---------------------------------------------------------------------------
 
 
-def test_a_drain_empties_a_worker_and_an_uncordon_fills_it_again(fleet: Fleet) -> None:
-    name = fleet.name("w1")
-    mine = fleet.feeds_of("w1")
-    others = fleet.cluster.epochs([feed_name for feed_name in FEEDS if feed_name not in mine])
-    before = mark(fleet.source)
-    assert fleet.ask("worker", "drain", name, "--wait")["worker"]["target_state"] == "drained"
-    wait_resumed(fleet.source, mine, after=before, limit_s=20)
-    assert fleet.feeds_of("w1") == []
-    fleet.check(untouched=others)
-    fleet.cluster.feedq("worker", "uncordon", name)
-    wait_until(lambda: len(fleet.feeds_of("w1")) == 4, limit_s=30, what="the load is even again")
-    wait_streaming(fleet.source, FEEDS)
-    fleet.check()
-
-
 def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_waits(fleet: Fleet) -> None:
     chosen = fleet.feeds_of("w1")[0]
     before = mark(fleet.source)
@@ -110,20 +87,6 @@ def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_wait
 
 
 # -- one feed, and no other --------------------------------------------------------------------------
-
-
-def test_a_paused_feed_lets_go_and_resumes_where_it_was_without_touching_others(fleet: Fleet) -> None:
-    chosen = FEEDS[0]
-    others = fleet.others(chosen)
-    before = mark(fleet.source)
-    fleet.cluster.feedq("feed", "pause", chosen)
-    wait_until(lambda: chosen not in fleet.source.live(), limit_s=15, what="the paused feed lets go")
-    wait_until(
-        lambda: fleet.feeds()[chosen]["status"] == "paused", limit_s=15, what="the feed shows as paused"
-    )
-    fleet.cluster.feedq("feed", "resume", chosen)
-    wait_resumed(fleet.source, [chosen], after=before, limit_s=20)
-    fleet.check(untouched=others)
 
 
 def test_an_edit_restarts_only_the_feed_whose_stream_changes(fleet: Fleet) -> None:
@@ -169,18 +132,6 @@ def refused(fleet: Fleet) -> None:
 
 def sequence(fleet: Fleet) -> list[int]:
     return [row["seq"] for row in fleet.cluster.sql("SELECT seq FROM typed ORDER BY seq")]
-
-
-@pytest.mark.usefixtures("refused")
-def test_refused_records_are_listed_and_shown_with_the_reason(fleet: Fleet) -> None:
-    listed = fleet.ask("feed", "dead-letters", "list", TYPED, "--limit", "5")
-    assert len(listed) == 5
-    assert listed[0]["id"] > listed[-1]["id"]
-    assert 'column "pad"' in listed[0]["error"] or "type date" in listed[0]["error"]
-    assert json.loads(listed[0]["record"])["seq"] >= REFUSED
-    assert fleet.ask("feed", "dead-letters", "list", TYPED, str(listed[2]["id"])) == [listed[2]]
-    table = fleet.cluster.feedq("feed", "dead-letters", "list", TYPED)
-    assert str(listed[0]["id"]) in table
 
 
 @pytest.mark.usefixtures("refused")

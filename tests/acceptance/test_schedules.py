@@ -7,12 +7,9 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 
 from feedq.control.store.grants import Role
@@ -23,7 +20,7 @@ from feedq.core.schedule.spec import Overlap, Semantics
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
-from tests.schedules import never, schedule_spec
+from tests.schedules import never
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -78,90 +75,6 @@ def wait_effect(cluster: Cluster, schedule: str, what: str) -> dict[str, Any]:
 
 def logs(cluster: Cluster) -> str:
     return "\n".join(f"--- {name}\n{node.text()[-3000:]}" for name, node in cluster.workers.items())
-
-
-def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, schedules: ScheduleStore) -> None:
-    cluster.add_worker("w1")
-    schedules.add(never("slow", task="tests.slow", args=[60.0]))
-    run = schedules.trigger("slow")
-    wait_effect(cluster, "slow", "begun")
-    schedules.cancel_run(run.id)
-    wait_effect(cluster, "slow", "told to stop")
-    assert wait_state(cluster, "slow", RunState.CANCELLED)["reason"] == "cancelled by hand"
-    assert cluster.sql("SELECT 1 FROM feedq.event WHERE kind = 'run_finish_rejected'") == []
-
-
-def test_ticks_that_fall_due_during_a_backfill_are_run(cluster: Cluster, schedules: ScheduleStore) -> None:
-    """Under the default policy, which skips ticks while an earlier one runs; nor do they wait for its end."""
-    cluster.add_worker("w1")
-    schedule = schedules.add(schedule_spec("busy", task="tests.slow", args=[0.3], every=3.0))
-    assert schedule.next_tick_at is not None
-    schedules.backfill("busy", [schedule.next_tick_at - timedelta(hours=n) for n in range(1, 25)])
-
-    def ticks() -> list[dict[str, Any]]:
-        return [row for row in runs(cluster, "busy") if row["kind"] == "tick"]
-
-    wait_until(
-        lambda: sum(row["state"] == "succeeded" for row in ticks()) >= 2,
-        limit_s=LIMIT_S,
-        what=lambda: f"two ticks have run: {runs(cluster, 'busy')}\n" + logs(cluster),
-    )
-    assert [row["state"] for row in ticks() if row["ended_at"] is not None] == ["succeeded"] * 2
-    assert schedules.view("busy").waiting > 0, "some of the backfill have not begun"
-
-
-def test_a_run_that_somebody_has_locked_delays_the_end_of_no_other(
-    cluster: Cluster, schedules: ScheduleStore
-) -> None:
-    cluster.add_worker("w1")
-    for name in ("locked", "other"):
-        schedules.add(never(name, task="tests.slow", args=[1.0]))
-    run = schedules.trigger("locked")
-    wait_effect(cluster, "locked", "begun")
-    with closing(psycopg2.connect(cluster.database_url)) as person, person.cursor() as cursor:
-        cursor.execute("SELECT FROM feedq.run WHERE id = %s FOR UPDATE", (run.id,))
-        wait_effect(cluster, "locked", "ended")
-        schedules.trigger("other")
-        wait_state(cluster, "other", RunState.SUCCEEDED)
-        assert schedules.run(run.id).state is RunState.RUNNING
-    wait_state(cluster, "locked", RunState.SUCCEEDED)
-
-
-def test_a_run_past_its_time_out_is_over_whatever_its_job_does(
-    cluster: Cluster, schedules: ScheduleStore
-) -> None:
-    cluster.add_worker("w1", env={"FEEDQ_JOB_SLOTS": "1"})
-    schedules.add(never("deaf", task="tests.deaf", args=[5.0], timeout=1.0))
-    schedules.add(never("next", task="tests.note"))
-    schedules.trigger("deaf")
-    wait_effect(cluster, "deaf", "begun")
-    run = wait_state(cluster, "deaf", RunState.TIMED_OUT)
-    assert run["reason"] == "timed out after 1 s"
-    assert effects(cluster, "deaf", "ended") == []
-    # Its thread goes on; with one slot that is as many as are tolerated, until it ends.
-    schedules.trigger("next")
-    wait_state(cluster, "next", RunState.SUCCEEDED)
-    assert effects(cluster, "deaf", "ended") != []
-    assert wait_state(cluster, "deaf", RunState.TIMED_OUT)["state"] == "timed_out"
-
-
-def test_a_worker_that_is_told_to_stop_lets_its_job_end(cluster: Cluster, schedules: ScheduleStore) -> None:
-    node = cluster.add_worker("w1")
-    schedules.add(never("slow", task="tests.slow", args=[4.0]))
-    schedules.add(never("later", task="tests.note"))
-    schedules.trigger("slow")
-    wait_effect(cluster, "slow", "begun")
-    node.signal(signal.SIGTERM)
-    wait_until(
-        lambda: cluster.sql("SELECT 1 FROM feedq.worker WHERE state = 'draining'"),
-        limit_s=10,
-        what="draining",
-    )
-    schedules.trigger("later")
-    assert node.wait(LIMIT_S) == 0, node.text()[-4000:]
-    assert wait_state(cluster, "slow", RunState.SUCCEEDED)["attempt"] == 1
-    assert effects(cluster, "slow", "ended") != []
-    assert [row["state"] for row in runs(cluster, "later")] == ["waiting"]
 
 
 def test_a_job_that_does_not_end_in_time_ends_with_its_worker(

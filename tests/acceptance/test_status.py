@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedq.local.valkey import Valkey
 from tests import poison
 from tests.acceptance.test_metrics import Port
 from tests.cluster import ROOT, Cluster, feed, wait_until
@@ -92,62 +88,3 @@ def test_no_feed_streams_that_refuses_fails_or_is_on_a_worker_that_stands_still(
         assert port.value("feedq_worker_feeds", status="streaming") == 0
         assert port.value("feedq_worker_feeds", status="stalled") >= 4
         assert port.value("feedq_loop_lag_seconds") > 2
-
-
-def waiting_feeds(path: Path, valkey: Valkey, silent: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Feeds that wait for their source, and what they say."""
-    options = {"hello": [{"send": "", "expect": "OK\\n"}], "connect_timeout_s": 120}
-    sources: dict[str, dict[str, Any]] = {
-        "file": {"path": str(path), "missing_timeout_s": 600},
-        "redis": {
-            "url": f"redis://127.0.0.1:{valkey.port}/9",
-            "streams": ["orders"],
-            "username": "anybody",
-        },
-        "tcp": {"url": f"tcp://{silent}", **options},
-    }
-    said = {
-        "file": f"{path}: there is no such file on this worker; it is waited for",
-        "redis": f"redis://127.0.0.1:{valkey.port}: there is no stream orders; it is waited for",
-        "tcp": f"connecting to tcp://{silent}: no answer for 1 s",
-    }
-    for kind, source in sources.items():
-        row = {"name": f"odd/{kind}", "connector": kind, "source": source, "sink": {"table": "landed"}}
-        yield row, said[kind]
-
-
-def test_a_feed_that_waits_for_its_source_says_so_soon_and_until_it_streams(
-    tmp_path: Path, database_url: str, broker_url: str, valkey: Valkey
-) -> None:
-    path = tmp_path / "none.log"
-    with (
-        ExitStack() as accepted,
-        socket.create_server(("127.0.0.1", 0)) as server,
-        valkey.client(9) as client,
-        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
-    ):
-        client.flushdb()
-        client.execute_command("ACL", "SETUSER", "anybody", "on", "nopass", "+@all", "~*")
-        silent = f"127.0.0.1:{server.getsockname()[1]}"
-        waiting = list(waiting_feeds(path, valkey, silent))
-        cluster.add_beat("b1")
-        cluster.add_worker("w1")
-        cluster.apply([row for row, _ in waiting])
-        wanted = {row["name"]: ("connecting", said) for row, said in waiting}
-        wait_until(
-            lambda: statuses(cluster) == wanted, limit_s=40, what=lambda: f"the reasons; {statuses(cluster)}"
-        )
-        assert "no answer for 1 s" in cluster.feedq("feed", "show", "odd/tcp")
-        for row in cluster.sql(
-            "SELECT last_error_at - running_since AS took FROM feedq.lease JOIN feedq.progress USING (feed_id)"
-        ):
-            # A second, and what a busy machine adds; without a word it would be 120.
-            assert row["took"].total_seconds() < 5
-
-        accepted.enter_context(server.accept()[0]).sendall(b'OK\n{"seq": 1}\n')
-        client.xadd("orders", {"seq": "1"})
-        path.write_text('{"seq": 1}\n')
-        streaming = dict.fromkeys(wanted, ("streaming", None))
-        wait_until(
-            lambda: statuses(cluster) == streaming, limit_s=40, what=lambda: f"streaming; {statuses(cluster)}"
-        )

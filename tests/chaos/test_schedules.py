@@ -10,13 +10,10 @@ import signal
 from collections.abc import Callable
 from random import Random, SystemRandom
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.control.store.postgresql import PostgresStore
-from feedq.core.schedule.model import Finish, Finished, RunState
 from feedq.core.schedule.spec import Semantics
 from feedq.telemetry.logs import LogEvent
 from tests.chaos import ticking
@@ -88,43 +85,6 @@ def wake(fleet: Cluster, zombie: Node) -> None:
     fleet.wait_worker(zombie.name)
 
 
-def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
-    fleet: Cluster, schedules: ScheduleStore
-) -> None:
-    fleet.add_beat("b1")
-    zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "finish:entry:stop:1"})
-    schedules.add(never("noted", task="effects.noted", args=[0.0], semantics=Semantics.AT_LEAST_ONCE))
-    run = schedules.trigger("noted")
-    wait_until(lambda: is_stopped(zombie), limit_s=LIMIT_S, what=lambda: zombie.text()[-3000:])
-    fleet.add_worker("w1")
-    ended = wait_run(fleet, run.id, "succeeded")
-    wake(fleet, zombie)
-    first, second = effects_of(fleet, "noted")
-    assert (first["attempt"], second["attempt"]) == (1, 2)
-    assert first["fence"] < second["fence"] == ended["fence"]
-    # Whether the end that it was about to tell got as far as the database is chance: its session may be closed,
-    # and a worker that has heard that it is gone tells no more. So it arrives once more, as if under way.
-    session_id = UUID(zombie.events("worker registered")[0]["id"])
-    late = Finish(run.id, first["fence"], RunState.SUCCEEDED)
-    store = PostgresStore(fleet.database_url)
-    assert store.jobs.runs.finish(session_id, [late]) == Finished([], [])
-    store.close()
-    rejected = fleet.sql("SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'")
-    assert 1 <= len(rejected) <= 2
-    for detail in (row["detail"] for row in rejected):
-        assert detail == {
-            "schedule": "noted",
-            "key": run.key,
-            "run": run.id,
-            "fence": first["fence"],
-            "worker": detail["worker"],
-            "state": "succeeded",
-            "found": "succeeded",
-        }
-    after = fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0]
-    assert after == ended
-
-
 def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too_late(
     fleet: Cluster, schedules: ScheduleStore
 ) -> None:
@@ -156,28 +116,4 @@ def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too
     first, second = effects_of(fleet, "transferred")
     assert (first["key"], first["attempt"], first["fence"]) == (run.key, 2, ended["fence"])
     assert second["key"] == "trigger:later"
-    assert fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0] == ended
-
-
-def test_a_run_that_may_be_started_once_only_is_lost_with_a_frozen_worker(
-    fleet: Cluster, schedules: ScheduleStore
-) -> None:
-    fleet.add_beat("b1")
-    fleet.add_worker("w0")
-    fleet.add_worker("w1")
-    schedules.add(never("spanned", task="effects.spanned", args=[60.0], retries={"limit": 3}))
-    run = schedules.trigger("spanned")
-    wait_until(lambda: effects_of(fleet, "spanned"), limit_s=LIMIT_S, what="it has begun")
-    pid = effects_of(fleet, "spanned")[0]["pid"]
-    zombie = next(node for node in fleet.workers.values() if node.pid == pid)
-    zombie.freeze()
-    ended = wait_run(fleet, run.id, "lost")
-    wake(fleet, zombie)
-    # Its job is told, and ends; nobody hears of it.
-    wait_until(
-        lambda: effects_of(fleet, "spanned")[0]["ended_at"],
-        limit_s=LIMIT_S,
-        what=lambda: zombie.text()[-3000:],
-    )
-    assert len(effects_of(fleet, "spanned")) == 1
     assert fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0] == ended

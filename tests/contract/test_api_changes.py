@@ -12,10 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from feedq.api.endpoint import Endpoint
-from feedq.control.store.history import EventFilter
-from feedq.core.model import TargetState
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.model import RunState
 from feedq.settings import Settings
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness
@@ -203,60 +200,6 @@ def test_nobody_declares_a_feed_into_or_out_of_another_tenant(
     gone = {"remove": {"feeds": ["beta/x"]}}
     assert acme.ask("POST", "/declarations", json=gone).status_code == 403
     assert harness.store.feeds.get("beta/x").version[1] == 1
-
-
-# -- verbs -------------------------------------------------------------------------------------------
-
-
-def test_feeds_are_paused_resumed_restarted_moved_and_removed(api: ApiClient, harness: JobsHarness) -> None:
-    declare(api)
-    worker = harness.worker("w@host")
-    told = act(api, "pause", headers={"Feedq-Reason": "maintenance"})
-    assert (told.status_code, told.json()["done"][0]["generation"]) == (200, 2)
-    assert harness.store.feeds.get(NAME).spec.target_state is TargetState.PAUSED
-    act(api, "resume")
-    assert act(api, "restart").json()["done"][0]["generation"] == 4
-    assert act(api, "move", worker="w").json()["done"][0]["worker"] == "w@host"
-    assert harness.lease(harness.store.feeds.get(NAME)).promised_to == worker.id
-    assert act(api, "remove", headers={"Feedq-Reason": "gone"}).status_code == 200
-    events = [listed.event for listed in harness.store.history.before(EventFilter(tenant="acme"))]
-    kinds = ["feed_removed", "feed_moved", "feed_restarted", "feed_resumed", "feed_paused", "feed_added"]
-    assert [event.kind for event in events] == kinds
-    assert events[0].detail["by"] == {"who": "token operator-None", "from": "127.0.0.1", "why": "gone"}
-    assert events[4].detail["by"]["why"] == "maintenance"
-
-
-def test_schedules_are_declared_triggered_once_a_key_and_removed(
-    api: ApiClient, harness: JobsHarness
-) -> None:
-    def declared(headers: Any = None, **changes: Any) -> httpx.Response:
-        return api.ask("POST", "/declarations", json={"schedules": [SCHEDULE | changes]}, headers=headers)
-
-    path = "/schedules/acme%2Fnightly"
-    added = declared()
-    assert changes_of(added) == [("schedule", "add", "")]
-    assert declared().json()["unchanged"] == 1
-    stale = added.headers["ETag"]
-    assert changes_of(declared(priority=5)) == [("schedule", "change", "")]
-    assert declared(headers={"If-Match": stale}).status_code == 412
-    keyed = {"Idempotency-Key": "invoice-4711"}
-    runs = [api.ask("POST", f"{path}/trigger", headers=keyed, json={"kwargs": {"days": 7}}) for _ in range(2)]
-    assert runs[0].json()["id"] == runs[1].json()["id"]
-    assert runs[0].json()["key"] == "trigger:invoice-4711"
-    why = {"Feedq-Reason": "why not"}
-    assert api.ask("POST", f"{path}/act", json={"action": "pause"}, headers=why).status_code == 200
-    assert api.json(path)["schedule"]["pause_reason"] == "why not"
-    assert api.ask("POST", f"{path}/act", json={"action": "resume"}).status_code == 200
-    assert len(api.json(f"{path}/next", params={"count": 3})["ticks"]) == 3
-    cancelled = api.ask("POST", f"/runs/{runs[0].json()['id']}/cancel")
-    assert cancelled.json()["state"] == RunState.CANCELLED
-    past = {"begin": "2026-01-01T00:00:00Z", "end": "2026-01-01T03:00:00Z"}
-    assert api.ask("POST", f"{path}/backfill", json=past).json()["made"] == 3
-    assert api.ask("POST", f"{path}/backfill", json=past).json()["existing"] == 3
-    assert api.ask("POST", f"{path}/act", json={"action": "cancel"}).json()["cancelled"] == 3
-    gone = api.ask("POST", "/declarations", json={"remove": {"schedules": ["acme/nightly"]}})
-    assert changes_of(gone) == [("schedule", "remove", "")]
-    assert api.get(path).status_code == 404
 
 
 # -- many of them ------------------------------------------------------------------------------------

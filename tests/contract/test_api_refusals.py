@@ -223,24 +223,6 @@ def test_a_verb_that_looks_is_done_for_whoever_may_look(stage: Stage) -> None:
                 assert asker.tenant != "acme" or THEIRS not in answer.text, (str(example), asker.who)
 
 
-def test_a_backfill_is_begun_once_by_its_key_and_by_one_at_a_time(stage: Stage) -> None:
-    token = stage.token("acme", AccessRole.OPERATOR, "acme")
-    headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "first"}
-
-    def begin() -> httpx.Response:
-        return stage.api.ask(
-            "POST", "/feeds/acme%2Fkeyed/backfill", json={"begin": "1", "end": 5}, headers=headers
-        )
-
-    first = begin()
-    assert (first.status_code, first.json()["begins_after"], first.json()["ends_at"]) == (200, 1, 5)
-    assert begin().json()["begun_at"] == first.json()["begun_at"]
-    headers["Idempotency-Key"] = "second"
-    assert begin().status_code == 409
-    ((begun,),) = stage.harness.execute("SELECT count(*) FROM feedq.event WHERE detail ->> 'key' = 'first'")
-    assert begun == 1
-
-
 OF_A_FEED: Final = [example for example in CHANGES if _names_acme(example) and example.is_of_tenant]
 BY_PARTS: Final = ("act_on_feeds", "declare")
 """What answers for each feed by itself."""

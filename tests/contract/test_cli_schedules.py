@@ -245,28 +245,6 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
         assert why in asked
 
 
-def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_no_other(
-    shell: Shell, harness: JobsHarness
-) -> None:
-    harness.damage(POLL, {"warp": 9})
-    assert (row(shell, POLL)["task"], row(shell, POLL)["pause_reason"]) == ("(cannot be read)", None)
-    assert "cannot read" in row(shell, POLL)["unreadable"]
-    assert row(shell, "acme/cleanup")["unreadable"] is None
-    for refused in (("set", POLL, "timeout=1m"), ("show", POLL), ("resume", POLL)):
-        said = shell.run("schedule", *refused)
-        assert said.exit_code != 0, refused
-        assert f"schedule '{POLL}'" in said.stderr, refused
-    shell.ok("schedule", "pause", POLL)
-    assert row(shell, POLL)["state"] == "paused"
-    assert f"schedule '{POLL}'" in shell.run("export").stderr
-    shell.ok("apply", "-f", "-", given=MANIFEST)
-    assert row(shell, POLL)["state"] == "paused", "somebody wanted it so"
-    shell.ok("schedule", "resume", POLL)
-    assert (row(shell, POLL)["state"], row(shell, POLL)["pause_reason"]) == ("active", None)
-    harness.damage(POLL, {"warp": 9})
-    shell.ok("schedule", "remove", POLL, "--yes")
-
-
 @pytest.mark.parametrize("keys", [{"pause_on_failure": {"most": 3}}, {"task": {"name": "t"}}, {"task": None}])
 def test_status_and_doctor_bear_a_schedule_of_a_later_release(
     shell: Shell, harness: JobsHarness, keys: dict[str, Any]

@@ -22,7 +22,6 @@ from tests.cluster import ROOT
 from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness
 from tests.contract.shell import opened_shell
-from tests.house import lines_of_code
 
 VERB, BUTTON = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
 IMPORTS = """
@@ -44,10 +43,6 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     exec(IMPORTS + VERB, vars(module))
     yield module
     del VERBS["note_feed"], OF[module.note_feed]
-
-
-def test_it_is_short() -> None:
-    assert lines_of_code(VERB) <= 25
 
 
 def test_command_address_role_audit_and_button_follow_from_the_function(

@@ -45,13 +45,6 @@ def test_a_claim_matches_what_was_assigned_and_stamps_the_epoch(harness: Harness
     assert lease.due_at is None
 
 
-def test_a_message_delivered_twice_is_claimed_once(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.assign(feed, worker)
-    assert len(harness.store.leases.claim(worker.id, [key])) == 1
-    assert harness.store.leases.claim(worker.id, [key]) == []
-
-
 @STALE
 def test_a_claim_under_another_epoch_does_nothing(harness: Harness, shift: int) -> None:
     worker, feed = harness.worker(), harness.feed()
@@ -80,17 +73,6 @@ def test_a_gone_worker_cannot_claim(harness: Harness) -> None:
     key = harness.assign(feed, worker)
     harness.expire_workers(worker)
     assert harness.store.leases.claim(worker.id, [key]) == []
-
-
-def test_many_claims_are_granted_together_and_stale_ones_left_out(harness: Harness) -> None:
-    worker = harness.worker()
-    feeds = [harness.feed(f"f{i}") for i in range(5)]
-    keys = [harness.assign(feed, worker) for feed in feeds]
-    stale = (keys[2][0], 99)
-    granted = harness.store.leases.claim(worker.id, [keys[4], stale, keys[0], keys[1]])
-    assert {c.key for c in granted} == {keys[0], keys[1], keys[4]}
-    assert {c.feed.name for c in granted} == {"f0", "f1", "f4"}
-    assert sorted(harness.store.leases.held(worker.id)) == sorted([keys[0], keys[1], keys[4]])
 
 
 # -- release -----------------------------------------------------------------------------------------

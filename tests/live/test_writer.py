@@ -52,15 +52,6 @@ async def test_many_feeds_share_few_commits() -> None:
         assert path.tables.commits <= 3
 
 
-async def test_flush_now_commits_before_the_interval_ends() -> None:
-    with DataPath(flush_interval_s=3600) as path:
-        own(path, 1)
-        batch_queue = path.open_batch_queue((1, 1), "a")
-        await batch_queue.put(batch(b"x", cursor=1))
-        path.writer.flush_now()
-        await until(lambda: batch_queue.is_empty, "committed")
-
-
 async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
     with DataPath(flush_bytes=30) as path:
         own(path, *range(1, 21))

@@ -156,17 +156,6 @@ def test_every_dependency_is_pinned_by_the_constraints(package: str) -> None:
     assert package in pins()
 
 
-def test_every_dependency_says_why_it_is_there() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    block = text[text.index("dependencies = [") : text.index("[project.scripts]")]
-    bare = [
-        line
-        for line in block.splitlines()
-        if line.strip().startswith('"') and "#" not in line and "feedq[" not in line
-    ]
-    assert bare == []
-
-
 GRACE = re.compile(
     r"terminationGracePeriodSeconds`?:? (?:to )?(\d+)|stopTimeout` of the container to (\d+)|TimeoutStopSec=(\d+)"
     r"|stop_grace_period: (\d+)s   # its feeds"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 from feedq.control.store import migrate, migrations
 from tests.house import parsed
 from tests.mutants.listed import MUTANTS
-from tests.peers.servers import PACKAGES, program
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,20 +126,3 @@ def test_migrations_are_numbered_up_to_the_revision_that_workers_ask_for() -> No
     assert declared == [[number, before] for number, before in zip(numbers, ["None", *numbers], strict=False)]
     assert [path.name[1:5] for path in found] == numbers
     assert numbers[-1] == migrate.HEAD
-
-
-def test_all_suites_run_by_default_but_the_one_that_needs_other_servers() -> None:
-    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
-        "testpaths"
-    ]
-    suites = {f"tests/{path.parent.name}" for path in ROOT.glob("tests/*/test_*.py")}
-    assert set(configured) == suites - {"tests/peers"}
-    assert "tests/peers" in suites
-
-
-def test_a_program_that_is_missing_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGES, "no-such-server", "no-such-package")
-    with pytest.raises(
-        AssertionError, match=r"^needs the program no-such-server: apt-get install no-such-package$"
-    ):
-        program("no-such-server")

@@ -78,25 +78,6 @@ def test_what_finds_no_room_says_so_and_is_placed_when_there_is_some() -> None:
     assert fleet.everything_streams()
 
 
-@pytest.mark.parametrize(("messages", "notifications", "delay_s"), [(1, 0, 0.0), (0, 1, 0.0), (0, 0, 1.0)])
-def test_of_notification_and_message_one_is_enough(messages: int, notifications: int, delay_s: float) -> None:
-    fleet = streaming_fleet()
-    fleet.broker.to_lose = messages
-    fleet.control.notifications_to_lose = notifications
-    fleet.control.notifications_take_s = delay_s
-    fleet.add_feeds(1)
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to a
-        t=10.2 worker a: streams feed 5
-        """,
-    )
-    assert fleet.everything_streams()
-
-
 def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = 1
@@ -106,49 +87,6 @@ def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     assert fleet.everything_streams()
     streams = next(line for line in fleet.lines if "worker a: streams feed 5" in line)
     assert 10.2 < float(streams.removeprefix("t=").split()[0]) <= 10.2 + fleet.settings.heartbeat_s
-
-
-def test_a_message_joins_the_feed_that_a_notification_began_and_a_copy_of_it_is_dropped() -> None:
-    fleet = streaming_fleet()
-    fleet.broker.to_lose = 1
-    fleet.add_feeds(1)
-    fleet.run(1)
-    message = fleet.broker.sent[-1]
-    for _ in range(2):
-        fleet.broker.deliver(message)
-        fleet.run(1)
-    expect(
-        fleet,
-        """
-        t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to a
-        t=10.2 worker a: streams feed 5
-        t=12.1 worker a: drops 1 stale message
-        """,
-    )
-    assert fleet.everything_streams()
-
-
-def test_an_assignment_that_is_not_claimed_goes_out_again_and_its_message_is_dropped_when_it_comes() -> None:
-    fleet = streaming_fleet()
-    fleet.become_deaf("a")
-    fleet.add_feeds(1)
-    fleet.run(13)
-    fleet.workers["a"].is_deaf = False
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 worker a: hears of no assignment any more
-        t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to a
-        t=20.1 control: withdraws 5@1, never claimed by a
-        t=20.1 control: assigns 5@2 to b
-        t=20.2 worker b: streams feed 5
-        t=23.1 worker a: drops 1 stale message
-        """,
-    )
-    assert fleet.everything_streams()
 
 
 def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None:

@@ -115,48 +115,7 @@ def test_a_move_whose_target_dies_goes_anywhere() -> None:
     assert fleet.everything_streams()
 
 
-def test_an_owner_that_does_not_let_go_is_waited_for_so_long_and_no_longer() -> None:
-    fleet = streaming_fleet()
-    fleet.become_stubborn("a")
-    fleet.move(2, "b")
-    fleet.run(13)
-    expect(
-        fleet,
-        """
-        t=10.0 worker a: hears no stop request any more
-        t=10.0 person: moves feed 2 to b
-        t=10.0 control: asks a to stop feed 2 (moved, for b)
-        t=20.0 control: waits no longer for a to let go of feed 2
-        t=20.0 control: assigns 2@2 to b
-        t=20.1 worker b: streams feed 2
-        t=20.6 worker a: has lost the checkpoint of feed 2
-        t=20.6 worker a: is fenced off feed 2@1
-        """,
-    )
-    assert fleet.everything_streams()
-
-
 # -- announced restarts ------------------------------------------------------------------------------
-
-
-def test_the_feeds_of_a_restarted_worker_wait_for_its_successor() -> None:
-    fleet = holding_fleet()
-    fleet.terminate("c")
-    fleet.run(1)
-    fleet.add_worker("c")
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 worker c: gets SIGTERM
-        t=10.1 worker c: drains feeds 1,4
-        t=10.1 worker c: leaves
-        t=11.0 worker c: starts
-        t=11.1 control: assigns 1@2,4@2 to c
-        t=11.2 worker c: streams feeds 1,4
-        """,
-    )
-    assert fleet.everything_streams()
 
 
 def test_a_rolling_restart_gives_each_feed_back_to_its_own_worker() -> None:

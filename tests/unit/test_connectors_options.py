@@ -72,10 +72,6 @@ def test_a_missing_url_and_an_unknown_option_are_named() -> None:
     assert refusal(colour="red").startswith("source.colour: unknown option; known are buffer_bytes, ")
 
 
-def test_a_secret_written_into_the_feed_is_not_repeated() -> None:
-    assert "hunter2" not in refusal(secrets={"token": "hunter2"})
-
-
 def test_every_wrong_option_is_named_at_once() -> None:
     message = refusal(url="x", hello=r"\q", cursor="seq")
     assert all(f"source.{option}: " in message for option in ("url", "hello", "cursor"))

@@ -36,7 +36,7 @@ from feedq.core.model import (
     WorkerState,
 )
 from tests.fakes.sink import IDENTITY
-from tests.fakes.standing import Standing, standing
+from tests.fakes.standing import standing
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -267,89 +267,6 @@ REFUSED: dict[str, Any] = {
     "dead_letter_at": NOW,
     "dead_letter_error": "too long",
 }
-FAILED_OFTEN: dict[str, Any] = {"failures": 3, "attempts": 3, "last_error": "no route"}
-NOTHING_LANDED = "no route; 3 failures in a row, and nothing landed since"
-
-
-@pytest.mark.parametrize(
-    ("f", "lease", "owner", "shown", "because"),
-    [
-        (feed(), Lease(1), None, Status.WAITING, "new"),
-        (feed(), Lease(1, reason=Reason.NO_CAPACITY), None, Status.WAITING, "no_capacity"),
-        (feed(), Lease(1, reason=Reason.BACKOFF, last_error="x"), None, Status.BACKOFF, "x"),
-        (feed(), Lease(1, reason=Reason.FAILED, last_error="no table"), None, Status.FAILED, "no table"),
-        (feed(target=TargetState.PAUSED), Lease(1, reason=Reason.FAILED), None, Status.PAUSED, None),
-        (feed(removed=True), Lease(1), None, Status.REMOVING, None),
-        (feed(), Lease(1, state=LeaseState.ASSIGNED, reason=None), MOVES, Status.STARTING, None),
-        (feed(), running(), MOVES, Status.CONNECTING, None),
-        (feed(), running(last_error="of before"), MOVES, Status.CONNECTING, None),
-        (feed(), running(last_error="no route", attempts=1), MOVES, Status.CONNECTING, "no route"),
-        # What it waits for is no failure, and shows as long as it waits.
-        (
-            feed(),
-            running(last_error="no file", last_error_at=NOW, running_since=NOW),
-            MOVES,
-            Status.CONNECTING,
-            "no file",
-        ),
-        (
-            feed(),
-            running(last_error="of before", last_error_at=NOW - timedelta(seconds=1), running_since=NOW),
-            MOVES,
-            Status.CONNECTING,
-            None,
-        ),
-        (feed(), running(connected=True, stalled=True, last_error="silent"), MOVES, Status.STALLED, "silent"),
-        (feed(), running(stalled=True), MOVES, Status.STALLED, None),
-        (feed(), Lease(1, state=LeaseState.STOPPING, reason=Reason.MOVED), MOVES, Status.STOPPING, "moved"),
-        (feed(removed=True), Lease(1, state=LeaseState.STOPPING), MOVES, Status.REMOVING, "new"),
-        # What its worker says of it counts for nothing when that stands still.
-        (
-            feed(),
-            running(connected=True),
-            LAGS,
-            Status.STALLED,
-            "its worker w1 has stood still for 12 s",
-        ),
-        (
-            feed(),
-            running(sink_error="gone", **REFUSED, **FAILED_OFTEN),
-            LAGS,
-            Status.STALLED,
-            "its worker w1 has stood still for 12 s",
-        ),
-        # Of what it says, the sink comes first, then what becomes of the records, then that none come.
-        (feed(), running(sink_error="gone", **REFUSED), MOVES, Status.SINK_UNAVAILABLE, "gone"),
-        (feed(), running(**REFUSED, **FAILED_OFTEN), MOVES, Status.REFUSING, "too long"),
-        (feed(), running(connected=True, **FAILED_OFTEN), MOVES, Status.FAILING, NOTHING_LANDED),
-        (feed(), running(stalled=True, failures=9, attempts=1), MOVES, Status.STALLED, None),
-        (feed(), running(connected=True, failures=2), MOVES, Status.STREAMING, None),
-        (feed(), Lease(1, reason=Reason.BACKOFF, **FAILED_OFTEN), None, Status.FAILING, NOTHING_LANDED),
-        (feed(), Lease(1, reason=Reason.NO_CAPACITY, **FAILED_OFTEN), None, Status.WAITING, "no_capacity"),
-        # An edit is a fresh start.
-        (feed(), Lease(1, reason=Reason.NEW, **FAILED_OFTEN), None, Status.WAITING, "new"),
-        # What was decided about it stands above what it does.
-        (feed(), running(quarantined=True, blame="w9 died"), LAGS, Status.QUARANTINED, "w9 died"),
-        (
-            feed(),
-            Lease(1, quarantined=True, blame="w9 died", **FAILED_OFTEN),
-            None,
-            Status.QUARANTINED,
-            "w9 died",
-        ),
-        (
-            feed(target=TargetState.PAUSED),
-            Lease(1, reason=Reason.PAUSED, quarantined=True),
-            None,
-            Status.PAUSED,
-            None,
-        ),
-    ],
-)
-def test_the_status_of_a_feed_and_why_it_has_it(
-    f: Feed, lease: Lease, owner: Owner | None, shown: Status, because: str | None
-) -> None:
-    assert standing(f, lease, owner, now=NOW) == Standing(shown, because)
 
 
 def test_a_feed_refuses_while_most_of_the_last_minute_was_refused() -> None:

@@ -19,7 +19,6 @@ from feedq.core.schedule.spec import (
     names_secret,
 )
 from feedq.core.values import DURATION_MAX_S
-from feedq.core.values import read as read_one
 from feedq.verbs import changes, documents, manifests
 from tests.schedules import Keys, schedule_spec
 
@@ -174,14 +173,6 @@ def test_what_bounds_a_schedule_is_read_and_written_alike(
     assert ScheduleSpec.valid(wanted) == spec
 
 
-def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
-    keys = {"name": "a", "task": "t", "every": "1h", "start": "2027-01-01", "end": "2026-01-01"}
-    wrong = read_one(ScheduleSpec, keys | {"exclude": "24.12."})
-    assert isinstance(wrong, list)
-    assert wrong[0] == ("end", "end: must be later than the start")
-    assert wrong[1][1].startswith("exclude: '24.12.' is no date; write 2026-12-24")
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -235,21 +226,6 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
 def test_a_mistake_around_a_schedule_is_named_too(text: str, problem: str) -> None:
     found = [str(p) for p in read(text).problems]
     assert any(problem in line for line in found), found
-
-
-def test_names_of_problems_are_those_of_the_manifest() -> None:
-    text = (
-        "name: a, task: '', cron: '61 * * * *', zone: Mars, timeout: 0, jitter: 9999d, start_deadline: 0, "
-        "catch_up: {window: 9999d, max: 0}, retries: {limit: -1, first: 9999d, factor: 0, max: 9999d}, "
-        "priority: 101, buffer_max: 0, misfire_after: 9999d, pause_on_failure: 0, kwargs: {token: x}"
-    )
-    found = problems(f"schedules:\n  - {{{text}}}\n")
-    wrong = {problem.partition("schedule 'a': ")[2].partition(": ")[0] for problem in found}
-    assert wrong == {
-        *("task", "cron", "zone", "timeout", "jitter", "start_deadline", "catch_up.window", "catch_up.max"),
-        *("retries.limit", "retries.first", "retries.factor", "retries.max", "priority", "buffer_max"),
-        *("misfire_after", "pause_on_failure", "kwargs.token"),
-    }
 
 
 # -- plans -------------------------------------------------------------------------------------------

@@ -71,14 +71,6 @@ def moved(schedule: Schedule, firing: Firing) -> Schedule:
 # -- on time -----------------------------------------------------------------------------------------
 
 
-def test_a_tick_becomes_a_run_that_waits() -> None:
-    schedule = scheduled(start_deadline=30)
-    firing = fire(schedule, now=BEGIN, unfinished=NOTHING)
-    run = DueRun(BEGIN, 1, None, BEGIN, WAITING, None, BEGIN + timedelta(seconds=30))
-    assert firing == Firing([run], False, BEGIN + MINUTE, BEGIN + MINUTE, False)
-    assert run.key == "2026-01-01T00:00:00Z"
-
-
 def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
     schedule = scheduled(jitter=60, misfire_after=300)
     assert schedule.next_fire_at is not None

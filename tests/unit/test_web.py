@@ -32,13 +32,13 @@ from feedq.verbs.details import Fact, schedule_lines, shown
 from feedq.verbs.feeds import list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
 from feedq.verbs.schedules import ScheduleDocument, schedule_row
-from feedq.verbs.wording import lag_s, seconds, tick_of, took_s, why_run
+from feedq.verbs.wording import lag_s, seconds, tick_of, took_s
 from feedq.web.buttons import ASKS, bulk_buttons
 from feedq.web.charts import HEIGHT, LEAST, landed_charts
 from feedq.web.dialogs import declared_in
 from feedq.web.guard import caller_of, why_refused, why_unsafe
 from feedq.web.queries import address_of, arguments_of
-from feedq.web.site import LIST_BEGIN, OWN_TEMPLATES, OverlayLoader
+from feedq.web.site import OWN_TEMPLATES, OverlayLoader
 from tests.fakes.clock import NEW_YEAR
 from tests.schedules import schedule_spec
 
@@ -286,11 +286,6 @@ def test_references_and_what_is_no_secret_are_shown_and_passwords_of_urls_are_no
     assert shown(given) == given | {"url": "https://ada:***@example.com/x", "list": [1, 2.5, True]}
 
 
-def test_the_reason_of_a_run_is_one_line_without_passwords() -> None:
-    failed = run(reason=f"cannot reach\npostgresql://u:{SECRET}@db/x")
-    assert why_run(failed) == "cannot reach\\npostgresql://u:***@db/x"
-
-
 def standing(view: ScheduleView) -> list[Fact]:
     found = ScheduleDocument(schedule_row(view), {}, None, {}, [], NOW, NOW, "7.3")
     return schedule_lines(found, now=NOW)
@@ -314,17 +309,6 @@ def test_a_schedule_says_where_it_stands() -> None:
 
 
 # -- documents ---------------------------------------------------------------------------------------
-
-
-def test_arguments_of_jobs_stand_in_a_schedules_own_document_only() -> None:
-    view = ScheduleView(schedule(), run(), 1, 0)
-    row = schedule_row(view)
-    assert row.last is not None
-    assert row.last.correlation_id == "acme/rollup/2026-01-01T00:00:00Z"
-    assert "yesterday" not in str(row)
-    declared = shown(view.schedule.spec.plain())
-    assert isinstance(declared, dict)
-    assert declared["kwargs"] == {"day": "yesterday", "api_key": "***"}
 
 
 HERE = "flower.example.com"
@@ -422,13 +406,6 @@ def test_flower_on_a_unix_socket_needs_no_login() -> None:
 
 
 FLOWER_TEMPLATES = Path(flower.__file__).with_name("templates")
-
-
-def test_flowers_navigation_gets_our_tabs_in_front() -> None:
-    own = (OWN_TEMPLATES / "feedq_tabs.html").read_bytes()
-    markup = OverlayLoader(str(FLOWER_TEMPLATES))._with_tabs()
-    assert LIST_BEGIN + own in markup
-    assert markup.replace(own, b"") == (FLOWER_TEMPLATES / "navbar.html").read_bytes()
 
 
 def test_a_flower_with_another_navigation_goes_without_our_tabs(tmp_path: Path) -> None:
