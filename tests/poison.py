@@ -17,11 +17,8 @@ from typing import ClassVar, Literal
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.core.model import JSON, Batch
-from feedq.errors import SourceUnavailable
 
-Deed = Literal["nothing", "sleep", "spin", "hold the lock", "abort", "exit", "grow", "grow at once", "garble"]
-GARBLED = "half a pair \ud800 and a NUL \0 in it"
-"""Text that PostgreSQL cannot hold."""
+Deed = Literal["nothing", "sleep", "spin", "hold the lock", "abort", "exit", "grow", "grow at once"]
 GROWTH_BYTES = 4 * 2**20
 HOLD_S = 600
 
@@ -109,8 +106,6 @@ def do(deed: Deed, kept: list[bytearray]) -> None:
             kept.append(bytearray(os.urandom(1) * GROWTH_BYTES))
         case "grow at once":
             kept += [bytearray(b"x" * GROWTH_BYTES) for _ in range(2**20)]
-        case "garble":
-            raise SourceUnavailable(GARBLED)
 
 
 def install(directory: Path) -> None:

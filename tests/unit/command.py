@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -16,9 +16,8 @@ from click.testing import CliRunner, Result
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.control import reconcile as control
-from feedq.control.store.fleet_state import FleetState, JobState, Leader
-from feedq.control.store.jobs.schedules import QueueStore, ScheduleStore
-from feedq.control.store.postgresql import JobStore, PostgresStore
+from feedq.control.store.fleet_state import FleetState, Leader
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.model import (
     Assignment,
@@ -33,8 +32,6 @@ from feedq.core.model import (
     Worker,
 )
 from feedq.core.roles import AccessRole, Caller
-from feedq.core.schedule.model import Schedule, ScheduleState, ScheduleView
-from feedq.core.schedule.spec import Queue
 from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
@@ -46,64 +43,11 @@ from tests.fakes.sink import MemorySink
 URL = "tcp://127.0.0.1:7001"
 
 
-NO_JOBS = JobState(
-    active=0,
-    paused=0,
-    tripped=(),
-    overdue_s=None,
-    running=0,
-    waiting=0,
-    due=0,
-    oldest_due_s=None,
-    workers=0,
-    slots=0,
-)
-
-
 def led(clock: Clock, *, pass_age_s: float | None = 1.0, leads: bool = True) -> FleetState:
     """A fleet whose beat leads, and whose last reconcile pass was just now."""
     now = clock.now()
     leader = Leader("host", 99, now, now + timedelta(seconds=5 if leads else -5), leads=leads)
     return FleetState(now, now, pass_age_s, leader)
-
-
-class MemorySchedules(ScheduleStore):
-    """What commands read of schedules that have been put here; the store itself is proved on its database."""
-
-    def __init__(self) -> None:
-        self.found: list[ScheduleView] = []
-
-    def views(
-        self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int = 1_000
-    ) -> list[ScheduleView]:
-        return self.found[:limit]
-
-    def declared(
-        self, *, names: Sequence[str] | None = None, after: str = "", limit: int = 1_000
-    ) -> list[Schedule]:
-        found = [view.schedule for view in self.found]
-        return [one for one in found if one.spec.name > after and (names is None or one.spec.name in names)]
-
-
-class MemoryQueues(QueueStore):
-    """No queue has limits."""
-
-    def __init__(self) -> None:
-        """No database."""
-
-    def all(self) -> list[Queue]:
-        return []
-
-
-class MemoryJobs(JobStore):
-    """Schedules in memory, and no runs."""
-
-    schedules: MemorySchedules
-    queues: MemoryQueues
-
-    def __init__(self) -> None:
-        self.schedules = MemorySchedules()
-        self.queues = MemoryQueues()
 
 
 class FakeInvocation(Invocation):
@@ -114,15 +58,11 @@ class FakeInvocation(Invocation):
         store: PostgresStore,
         *,
         clock: Clock | None = None,
-        jobs: JobStore | None = None,
         fleet: FleetState | None = None,
-        job_state: JobState = NO_JOBS,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
         super().__init__(clock=clock or SystemClock(), stack_dir=None)
-        self._store, self._jobs = store, jobs or MemoryJobs()
-        self._fleet, self._job_state = fleet, job_state
-        self._sinks = sinks
+        self._store, self._fleet, self._sinks = store, fleet, sinks
 
     @property
     def store(self) -> PostgresStore:
@@ -139,11 +79,11 @@ class FakeInvocation(Invocation):
         there = SimpleNamespace(
             feeds=self._store.feeds,
             workers=self._store.workers,
-            jobs=self._jobs,
+            jobs=self._store.jobs,
             listing=self._store.listing,
             fleet_state=lambda: self._fleet or led(self.clock),
-            job_state=lambda: self._job_state,
-            scheduled_tasks=list,
+            job_state=self._store.job_state,
+            scheduled_tasks=self._store.scheduled_tasks,
             now=self.clock.now,
         )
         caller = Caller("a test", AccessRole.ADMIN)
@@ -157,14 +97,10 @@ class Command:
     def __init__(self) -> None:
         self.store = current().fresh_store()
         self.clock = self.store.clock
-        self.jobs = MemoryJobs()
         self.fleet: FleetState | None = None
-        self.job_state = NO_JOBS
 
     def run(self, *arguments: str, given: str | bytes | None = None) -> Result:
-        invocation = FakeInvocation(
-            self.store, clock=self.clock, jobs=self.jobs, fleet=self.fleet, job_state=self.job_state
-        )
+        invocation = FakeInvocation(self.store, clock=self.clock, fleet=self.fleet)
         return CliRunner().invoke(main, list(arguments), obj=invocation, input=given)
 
     def ok(self, *arguments: str, given: str | bytes | None = None) -> str:

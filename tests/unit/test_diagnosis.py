@@ -54,7 +54,6 @@ from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY
 from tests.fakes.standing import standing
-from tests.unit.command import NO_JOBS
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 
@@ -367,6 +366,20 @@ WELL = JobState(
     oldest_due_s=12.0,
     workers=2,
     slots=8,
+)
+
+
+NO_JOBS = JobState(
+    active=0,
+    paused=0,
+    tripped=(),
+    overdue_s=None,
+    running=0,
+    waiting=0,
+    due=0,
+    oldest_due_s=None,
+    workers=0,
+    slots=0,
 )
 
 
