@@ -7,7 +7,6 @@ of its run. Whoever looks at the table sees what happened, however the worker th
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import psycopg2
@@ -78,23 +77,8 @@ def slow(self: Any, seconds: float) -> None:
     run_context().raise_if_cancelled()
 
 
-@shared_task(name="tests.deaf", bind=True)
-def deaf(self: Any, seconds: float) -> None:
-    """Heeds nothing."""
-    write("begun", self.request.id)
-    end = time.monotonic() + min(seconds, DEAF_MAX_S)
-    while time.monotonic() < end:
-        time.sleep(0.05)
-    write("ended", self.request.id)
-
-
 @shared_task(name="tests.pause")
 def pause(seconds: float) -> None:
     """Takes its time, and speaks to nobody."""
     run_context().wait(seconds)
     run_context().raise_if_cancelled()
-
-
-@shared_task(name="tests.fail")
-def fail() -> None:
-    raise ConnectionError("no route to postgresql://user:hunter2@host/db")
