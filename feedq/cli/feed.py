@@ -355,7 +355,9 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     help="Take the feed from this manifest instead of the control database.",
 )
 @click.option(
-    "--records", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many to show."
+    "--records",
+    type=click.IntRange(1, 1_000),
+    help="How many to show; 5, or with --infer 100, if it is not said.",
 )
 @click.option(
     "--timeout",
@@ -377,7 +379,7 @@ def feed_test(
     *,
     name: str,
     path: Path | None,
-    records: int,
+    records: int | None,
     timeout_s: float,
     cursor: str | None,
     infer: bool,
@@ -393,13 +395,15 @@ def feed_test(
       feedq feed test acme/orders -f feeds.yaml
       feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
     """
+    from feedq.worker.first_records import as_lines_of_text
+
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
     made = trial.try_feed(
-        spec,
+        as_lines_of_text(spec) if infer else spec,
         invocation.settings,
         invocation.clock,
-        records=records,
+        records=records or (100 if infer else 5),
         timeout_s=timeout_s,
         cursor=None if cursor is None else read_cursor(cursor),
         on_waiting=lambda why: click.echo(f"{wording.printable(why)} …", err=True),
@@ -427,6 +431,10 @@ def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) ->
     if not made.records:
         raise FeedqError(f"feed {spec.name!r}: nothing can be proposed without a record")
     found = proposed(spec, [preview.record for preview in made.records])
+    if (found.source.get("csv") or {}).get("header"):
+        names = ", ".join(found.source["csv"]["fields"])
+        said = f"the first line is taken for names: {names}; if it is a record, remove csv.header"
+        click.echo(wording.printable(said), err=True)
     if found.target_state is model.TargetState.RUNNING:
         found = found.model_copy(update={"target_state": None})
     manifest = {"feeds": [found.plain()]}

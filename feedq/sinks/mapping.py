@@ -17,7 +17,9 @@ column as it is. An unquoted empty field is a null, and none is ever missing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from enum import StrEnum
@@ -29,6 +31,10 @@ from pydantic import model_validator
 
 from feedq.core.values import StrictModel
 from feedq.records.pointer import parse_pointer
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?", re.ASCII)
+"""To the microsecond, as databases keep it."""
 
 
 class Origin(StrEnum):
@@ -241,12 +247,10 @@ def _kind(value: Any) -> ColumnType:
 
 
 def _kind_of_text(text: str) -> ColumnType:
-    for kind, read in ((ColumnType.DATE, date.fromisoformat), (ColumnType.TIMESTAMP, datetime.fromisoformat)):
-        # Eight digits are a date to Python, and more often a number.
-        if text[4:5] == "-":
-            try:
-                read(text)
-            except ValueError:
-                continue
-            return kind
+    kinds = ((ColumnType.DATE, _DATE, date), (ColumnType.TIMESTAMP, _TIMESTAMP, datetime))
+    for kind, form, read in kinds:
+        if form.fullmatch(text):
+            with suppress(ValueError):
+                read.fromisoformat(text)
+                return kind
     return ColumnType.TEXT

@@ -36,10 +36,11 @@ COLUMNS_MAX = 100
 KEY_NAMES = ("id", "seq", "sequence", "offset", "uuid")
 """What sources call what numbers their records."""
 CURSOR_OPTION = "source.cursor"
-_NAME = re.compile(r"[^a-z0-9]+")
-_HEADER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]*")
+_NAME = re.compile(r"\W+")
+_HEADER = re.compile(r"([^\W\d]|[%#$€(]).{0,62}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"(?!-0(\.0+)?$)-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+"""As a numeric column gives it back. One with an exponent or leading zeros stays a text: nothing is lost."""
 
 
 def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
@@ -66,6 +67,14 @@ def proposed(spec: FeedSpec, records: Sequence[bytes]) -> FeedSpec:
     if "key" not in sink and (key := _key(names, samples, len(rows))):
         sink["key"] = [key]
     return spec.model_copy(update={"source": source, "sink": sink})
+
+
+def as_lines_of_text(spec: FeedSpec) -> FeedSpec:
+    """The declaration by which to read the first records: CSV is text until its fields have names."""
+    if spec.source.get("format") != "csv" or "fields" in (spec.source.get("csv") or {}):
+        return spec
+    source = {key: value for key, value in spec.source.items() if key != "csv"} | {"format": "text"}
+    return spec.model_copy(update={"source": source})
 
 
 def json_documents(records: Iterable[bytes]) -> Iterator[Any]:
@@ -103,10 +112,11 @@ def _lines(spec: FeedSpec, records: Sequence[bytes]) -> tuple[dict[str, Any], li
     given = spec.source.get("csv")
     known = dict(given) if isinstance(given, Mapping) else {}
     delimiters = [known["delimiter"]] if "delimiter" in known else DELIMITERS
-    for delimiter in delimiters:
-        cut = list(csv.reader(lines, delimiter=delimiter)) if len(delimiter) == 1 else []
-        if cut and len(cut[0]) > 1 and len({len(cells) for cells in cut}) == 1:
-            return _csv(spec, known, delimiter, cut)
+    for fields_min in (2, 1) if spec.source.get("format") == "csv" else (2,):
+        for delimiter in delimiters:
+            cut = list(csv.reader(lines, delimiter=delimiter)) if len(delimiter) == 1 else []
+            if cut and len(cut[0]) >= fields_min and len({len(cells) for cells in cut}) == 1:
+                return _csv(spec, known, delimiter, cut)
     raise InvalidInput(f"feed {spec.name!r}: its first records are neither JSON nor lines of CSV")
 
 
@@ -127,11 +137,12 @@ def _csv(
 
 
 def _is_header(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Names, each once, above something that is none."""
-    are_names = all(map(_HEADER.fullmatch, first)) and len(set(first)) == len(first)
-    return are_names and (
-        not others or any(not _HEADER.fullmatch(cell) for cells in others for cell in cells)
-    )
+    """Names, each once, above something that is none; or above texts, none of which is the name of its column."""
+    if not all(map(_HEADER.fullmatch, first)) or len(set(first)) != len(first):
+        return False
+    if not others or any(not _HEADER.fullmatch(cell) for cells in others for cell in cells):
+        return True
+    return not any(name in column for name, column in zip(first, zip(*others, strict=True), strict=True))
 
 
 def _typed(cell: str) -> Any:

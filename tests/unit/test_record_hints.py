@@ -12,7 +12,7 @@ from feedq.core.model import Batch, FeedSpec
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink, target_of
 from feedq.verbs.manifests import option_problems
-from feedq.worker.first_records import SOUGHT_IN, FirstRecords, hints, proposed
+from feedq.worker.first_records import SOUGHT_IN, FirstRecords, as_lines_of_text, hints, proposed
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
 
@@ -202,6 +202,57 @@ def test_lines_without_a_header_get_numbered_names() -> None:
     assert found.source["csv"] == {"fields": ["field_1", "field_2"]}
     assert found.sink["types"] == {"field_1": "bigint", "field_2": "numeric"}
     assert "key" not in found.sink
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        (("01234", "007"), None),
+        (("1", "-20"), "bigint"),
+        (("1.50", "2"), "numeric"),
+        (("-0", "1"), None),
+        (("1e3", "2"), None),
+        (("2026-11-20", "2026-11-21"), "date"),
+        (("2026-W01-1",), None),
+        (("2026-02-30",), None),
+        (("2026-11-20T06:30:00.123456789Z",), None),
+        (("2026-11-20 06:30", "2026-11-20T06:30:00.5+01:00"), "timestamp"),
+        (("true", "false"), "boolean"),
+        (("TRUE",), None),
+    ],
+)
+def test_a_type_is_proposed_only_if_each_value_comes_back_as_it_was(
+    values: tuple[str, ...], type_: str | None
+) -> None:
+    lines = [f"{value};x{n}" for n, value in enumerate(values)]
+    found = of("file", FILE, *map(str.encode, ["what;name", *lines]))
+    assert found.sink.get("types", {}).get("what") == type_
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "columns"),
+    [
+        ("Größe,Preis (€),% neu", "1,2,3", ["größe", "preis", "neu"]),
+        ("name,city", "anna,berlin", ["name", "city"]),
+        ("name,city", "name,berlin", ["field_1", "field_2"]),
+        ("naïve,a b", "1,2", ["naïve", "a_b"]),
+    ],
+)
+def test_a_header_in_any_language_and_above_texts_names_the_columns(
+    header: str, row: str, columns: list[str]
+) -> None:
+    found = of("file", FILE, header.encode(), row.encode())
+    assert list(found.sink["columns"]) == columns
+
+
+def test_one_column_is_csv_where_that_is_said() -> None:
+    spec = FeedSpec(name="acme/x", connector="file", source=CSV, sink={"table": "t"})
+    assert as_lines_of_text(spec).source == FILE | {"path": "/data/x.csv"}
+    found = proposed(spec, [b"id", b"1", b"2"])
+    assert found.source == CSV | {"csv": {"fields": ["id"], "header": True}}
+    assert found.sink["types"] == {"id": "bigint"}
+    with pytest.raises(InvalidInput, match="neither JSON nor lines of CSV"):
+        of("file", FILE, b"id", b"x y")
 
 
 def test_names_that_would_be_the_same_are_told_apart() -> None:
