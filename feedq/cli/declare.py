@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import click
 
 from feedq.cli.apply import declare, read_manifests
-from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, require_some
+from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, none_match
 from feedq.cli.invocation import Command, Invocation, changes, pass_invocation, yes_option
 from feedq.cli.lazily import lazily
 from feedq.cli.options import assigned, split_words
@@ -57,9 +57,10 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
     if not assignments:
         raise click.UsageError(NOTHING.format("weight=2"))
     select = replace(select, names=tuple(names))
-    # Any action will do: it is not done.
-    tried = invocation.do(feeds.act_on_feeds, action=feeds.FeedAction.RESTART, select=select, dry_run=True)
-    require_some(invocation, tried)
+    if select.is_empty:
+        raise click.UsageError(
+            "which feeds? name them, or choose them by --tenant, --match or another option"
+        )
     made: list[model.FeedSpec] = []
     for before in _declared_feeds(invocation, select):
         after = model.FeedSpec.valid(assigned(before.plain(), assignments, model.FeedSpec))
@@ -67,6 +68,10 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
             raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
         _check_name(before, after)
         made.append(after)
+    if missing := sorted({*names} - {one.name for one in made}):
+        raise _undeclared(invocation, missing[0])
+    if not made:
+        raise NotFound(none_match(invocation, "nothing is done"))
 
     def question(would: declarations.Declared) -> str | None:
         found = would.changes
@@ -100,9 +105,14 @@ def edit_feed(invocation: Invocation, *, name: str) -> None:
     named = selection.Selection((name,))
     found = invocation.do(declarations.list_declared_feeds, select=named).items
     if not found:
-        invocation.do(feeds.show_feed, name=name)
-        raise NotFound(f"feed {name!r} is being removed")
+        raise _undeclared(invocation, name)
     _edit(invocation, found[0].declaration, found[0].etag)
+
+
+def _undeclared(invocation: Invocation, name: str) -> NotFound:
+    """Why a feed has no declaration. Raises `NotFound` itself when there is none of that name."""
+    invocation.do(feeds.show_feed, name=name)
+    return NotFound(f"feed {name!r} is being removed")
 
 
 # -- schedules ---------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ Keys are those of a manifest, with dots into mappings: ``weight=2``, ``expect.ma
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from feedq.cli.lazily import lazily
@@ -46,21 +46,21 @@ def read_cursor(text: str) -> Any:
 
 
 def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[values.Entry]) -> dict[str, Any]:
-    """Puts ``key=value`` into an entry of a manifest, which is not checked. Raises `InvalidInput`."""
-    changed = copy.deepcopy(dict(keys))
+    """An entry of a manifest with ``key=value`` put into it, which is not checked. Raises `InvalidInput`."""
+    changed = dict(keys)
     shorthands = {key: below.shorthand for key, below in values.entries_below(kind) if below.shorthand}
     for text in assignments:
         path, value = split_assignment(text, option="")
         *outer, last = _steps(path)
-        inner: Any = changed
+        inner = changed
         for number, key in enumerate(outer):
-            if inner.get(key) is None:
-                inner[key] = {}
-            elif not number and key in shorthands and not isinstance(inner[key], dict):
-                inner[key] = {shorthands[key]: inner[key]}
-            inner = inner[key]
-            if not isinstance(inner, dict):
+            below = {} if inner.get(key) is None else inner[key]
+            if not isinstance(below, dict) and not number and key in shorthands:
+                below = {shorthands[key]: below}
+            if not isinstance(below, dict):
                 raise InvalidInput(f"{path}: {key!r} is not a mapping")
+            inner[key] = dict(below)  # what was given stays as it is
+            inner = inner[key]
         if value:
             inner[last] = _value(path, value)
         elif inner.pop(last, None) is None:
@@ -75,6 +75,7 @@ def _steps(path: str) -> list[str]:
     return path.split(".")
 
 
+@cache  # thousands of feeds may be given the same
 def _value(path: str, text: str) -> Any:
     try:
         return documents.read_value(text)

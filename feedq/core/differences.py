@@ -24,6 +24,11 @@ class OptionChange:
     before: JSON
     after: JSON
 
+    @property
+    def key(self) -> str:
+        """The key of the declaration that it is below."""
+        return self.option.partition(".")[0]
+
 
 def difference(before: AnySpec, after: AnySpec) -> tuple[OptionChange, ...]:
     """The keys that differ, by dotted name such as ``source.url``; a list counts as one value.

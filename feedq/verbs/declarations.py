@@ -32,7 +32,7 @@ from feedq.verbs.changes import (
     plan,
 )
 from feedq.verbs.cursors import Begun, add_elsewhere, begun, resumes_of
-from feedq.verbs.manifests import option_problems
+from feedq.verbs.manifests import OPTION_KEYS, option_problems
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -216,9 +216,10 @@ def _feeds_planned(
     before = {name: (feed.spec, feed.version) for name, feed in there.items()}
     planned = _planned("feed", specs, remove, before, surplus=surplus, expected=expected)
     planned = replace(planned, changes=tuple(versioned(planned.changes, there)))
-    # What is stored has been checked before.
+    # What is stored has been checked before, and so has what is not changed in it.
     for change in planned.changes:
-        if isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
+        is_new = change.action is Action.ADD or any(one.key in OPTION_KEYS for one in change.options)
+        if is_new and isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
             raise InvalidInput(f"feed {change.name!r}: {'; '.join(wrong)}")
     return planned
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -20,7 +20,7 @@ from feedq.connectors.base import parse_options
 from feedq.core.expectations import Expectation
 from feedq.core.model import FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.values import did_you_mean, json_problems, read
+from feedq.core.values import did_you_mean, read, shown_path
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink, target_of
 from feedq.sinks.checkpoints import check_cursor
@@ -181,6 +181,8 @@ SECRET_OPTIONS = frozenset(
 )
 """Names of options, variables and headers that hold nothing but a secret, or one with a word before it."""
 
+OPTION_KEYS = frozenset(("connector", "source", "sink", "initial_cursor", "expect"))
+"""The keys of a feed that `option_problems` looks at."""
 _REFERENCE = re.compile(r"\$\{(?:env|file):")
 _USER_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:]*:(?P<password>[^\s/@]+)@")
 _QUERY_PASSWORD = re.compile(r"://\S*?[?&](?:password|passwd)=(?P<password>[^&\s]+)", re.IGNORECASE)
@@ -189,9 +191,11 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 def option_problems(spec: FeedSpec) -> list[str]:
     """What is wrong with the options of connector and sink, as such and beside one another."""
-    found = []
-    for path, what in json_problems({"source": spec.source, "sink": spec.sink}, _secret_problem):
-        found.append(f"{path}: {what}")
+    found = [
+        f"{shown_path(*map(str, keys))}: {what}"
+        for keys, text in _texts({"source": spec.source, "sink": spec.sink})
+        if (what := _secret_problem(keys, text)) is not None
+    ]
     options = None
     try:
         options = parse_options(spec.connector, spec.source)
@@ -211,9 +215,18 @@ def option_problems(spec: FeedSpec) -> list[str]:
     return found
 
 
-def _secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
+def _texts(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """The texts below a value, each with the keys that lead to it."""
+    if isinstance(value, str):
+        yield keys, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _texts(inner, (*keys, key))
+
+
+def _secret_problem(keys: tuple[Any, ...], value: str) -> str | None:
     """Secrets are references under source.secrets, which its connector checks, and nowhere else."""
-    if not isinstance(value, str) or keys[:2] == ("source", "secrets"):
+    if keys[:2] == ("source", "secrets"):
         return None
     if _REFERENCE.search(value):
         return (
