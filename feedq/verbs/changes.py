@@ -36,43 +36,36 @@ class Change:
     """What to declare; None for a removal."""
     options: tuple[OptionChange, ...] = ()
     version: Version | None = None
-    """Of the feed that is there, by which this was decided."""
+    """Of what is there, by which this was decided: it is changed as it was then, or not at all."""
     note: str | None = None
     """What people should know of it besides."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeclarationChanges:
-    """What makes all as declared: additions and changes as they are declared, then removals by name."""
-
-    changes: tuple[Change, ...] = ()
-    unchanged: int = 0
 
 
 def plan(
     noun: str,
     declared: Sequence[Spec],
-    there: Mapping[str, Spec],
+    there: Mapping[str, tuple[Spec, Version | None]],
     *,
     remove: Collection[str] = (),
     unreadable: Collection[str] = (),
-) -> DeclarationChanges:
+) -> list[Change]:
     """What to do so that everything is as declared; ``remove`` may name what is declared, which stays.
 
-    What a declaration does not say (whether a feed runs, or a schedule is paused) is as it is there. What is
-    ``unreadable`` is declared anew, as nobody can say what differs.
+    Additions and changes come in their order, then removals by name. What a declaration does not say (whether
+    a feed runs, or a schedule is paused) is as it is there. What is ``unreadable`` is declared anew.
     """
     changes: list[Change] = []
     for one in declared:
-        before = there.get(one.name)
+        before, version = there.get(one.name, (None, None))
         spec = one.completed(before)
         if before is None:
             changes.append(Change(Action.ADD, noun, spec.name, spec))
         elif spec.name in unreadable:
-            changes.append(Change(Action.CHANGE, noun, spec.name, spec, note=f"{UNREADABLE}; declared anew"))
+            anew = f"{UNREADABLE}; declared anew"
+            changes.append(Change(Action.CHANGE, noun, spec.name, spec, (), version, anew))
         elif options := difference(before, spec):
-            changes.append(Change(Action.CHANGE, noun, spec.name, spec, options))
-    unchanged = len(declared) - len(changes)
+            changes.append(Change(Action.CHANGE, noun, spec.name, spec, options, version))
     for name in sorted({*remove} - {spec.name for spec in declared}):
-        changes.append(Change(Action.REMOVE, noun, name, note=UNREADABLE if name in unreadable else None))
-    return DeclarationChanges(tuple(changes), unchanged)
+        note = UNREADABLE if name in unreadable else None
+        changes.append(Change(Action.REMOVE, noun, name, version=there[name][1], note=note))
+    return changes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Final
 
@@ -25,12 +25,7 @@ from feedq.sinks.base import parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.bulk import BulkResult
-from feedq.verbs.changes import (
-    Action,
-    Change,
-    DeclarationChanges,
-    plan,
-)
+from feedq.verbs.changes import Action, Change, plan
 from feedq.verbs.cursors import Begun, add_elsewhere, begun, resumes_of
 from feedq.verbs.manifests import OPTION_KEYS, option_problems
 from feedq.verbs.registry import (
@@ -156,16 +151,17 @@ def declare(
     of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs, expected=expected)
     of_queues = _queues_planned(at, queues, remove.queues, prune=prunes_jobs)
     resumes = {entry.name: entry.resume for entry in feeds or () if entry.resume is not None}
-    found = begun(of_feeds.changes, resumes, at.open_sink, adopt=adopt)
+    found = begun(of_feeds, resumes, at.open_sink, adopt=adopt)
     # Limits are there before the schedules that they are for, and go after them.
-    lifted = [change for change in of_queues.changes if change.action is Action.REMOVE]
-    limits = [change for change in of_queues.changes if change.action is not Action.REMOVE]
-    others = [*limits, *of_schedules.changes, *lifted]
-    unchanged = of_feeds.unchanged + of_schedules.unchanged + of_queues.unchanged
+    lifted = [change for change in of_queues if change.action is Action.REMOVE]
+    limits = [change for change in of_queues if change.action is not Action.REMOVE]
+    others = [*limits, *of_schedules, *lifted]
+    made = sum(change.action is not Action.REMOVE for change in (*of_feeds, *others))
+    unchanged = sum(len(given or ()) for given in (feeds, schedules, queues)) - made
     if dry_run:
         would: BulkResult[Change, Any] = BulkResult([(change, None) for change in (*found.changes, *others)])
         return declared_answer(would, unchanged, unasked=found.unasked, dry_run=True)
-    result = _carried_out(at, found, others, version_of(expected))
+    result = _carried_out(at, found, others)
     schedules_there = [change.name for change, _ in result.done if isinstance(change.spec, ScheduleSpec)]
     unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
     return declared_answer(result, unchanged, unasked=found.unasked, unserved=unserved)
@@ -197,7 +193,7 @@ def _feeds_planned(
     prune: bool,
     tenant: str | None,
     expected: str | None,
-) -> DeclarationChanges:
+) -> list[Change]:
     """Raises `InvalidInput`, `NotFound`, `Outdated`, `Forbidden` when one is or would be of another tenant."""
     specs = declared or ()
     for spec in specs:
@@ -215,9 +211,8 @@ def _feeds_planned(
         there |= found
     before = {name: (feed.spec, feed.version) for name, feed in there.items()}
     planned = _planned("feed", specs, remove, before, surplus=surplus, expected=expected)
-    planned = replace(planned, changes=tuple(versioned(planned.changes, there)))
     # What is stored has been checked before, and so has what is not changed in it.
-    for change in planned.changes:
+    for change in planned:
         is_new = change.action is Action.ADD or any(one.key in OPTION_KEYS for one in change.options)
         if is_new and isinstance(change.spec, FeedSpec) and (wrong := option_problems(change.spec)):
             raise InvalidInput(f"feed {change.name!r}: {'; '.join(wrong)}")
@@ -231,7 +226,7 @@ def _schedules_planned(
     *,
     prune: bool,
     expected: str | None,
-) -> DeclarationChanges:
+) -> list[Change]:
     specs, prunes = declared or (), prune and declared is not None
     names = [*(spec.name for spec in specs), *remove]
     # Of a hundred thousand schedules, one that is set need not read the others.
@@ -246,9 +241,9 @@ def _schedules_planned(
 
 def _queues_planned(
     at: At, declared: Sequence[Queue] | None, remove: Sequence[str], *, prune: bool
-) -> DeclarationChanges:
+) -> list[Change]:
     found = at.store.jobs.queues.all() if declared is not None or remove else ()
-    there = {queue.name: (queue, (0, 0)) for queue in found}
+    there = {queue.name: (queue, None) for queue in found}
     return _planned(
         "queue", declared or (), remove, there, surplus=there if prune and declared is not None else ()
     )
@@ -258,12 +253,12 @@ def _planned(
     noun: str,
     declared: Sequence[Any],
     remove: Sequence[str],
-    there: Mapping[str, tuple[Any, Version]],
+    there: Mapping[str, tuple[Any, Version | None]],
     *,
     surplus: Iterable[str],
     expected: str | None = None,
     unreadable: Sequence[str] = (),
-) -> DeclarationChanges:
+) -> list[Change]:
     """Raises `InvalidInput` for a name that is declared or removed twice, `NotFound` for one to be removed, and
     `Outdated` unless what is declared or removed is there as expected.
 
@@ -275,21 +270,19 @@ def _planned(
     for name in names if expected is not None else ():
         if name not in there:
             raise Outdated(f"no {noun} named {name!r}, and expected says that there is")
-        require_version(f"{noun} {name!r}", there[name][1], version_of(expected))
+        if (version := there[name][1]) is not None:
+            require_version(f"{noun} {name!r}", version, version_of(expected))
     if missing := [name for name in remove if name not in there]:
         raise NotFound(f"no {noun} named {missing[0]!r}")
-    before = {name: spec for name, (spec, _) in there.items()}
-    return plan(noun, declared, before, remove=[*remove, *surplus], unreadable=unreadable)
+    return plan(noun, declared, there, remove=[*remove, *surplus], unreadable=unreadable)
 
 
 # -- doing it -------------------------------------------------------------------------------------------
 
 
-def _carried_out(
-    at: At, found: Begun, others: Sequence[Change], expected: Version | None
-) -> BulkResult[Change, Any]:
+def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> BulkResult[Change, Any]:
     """Feeds, some hundred of them in a transaction; then those that begin elsewhere than their sources do, and
-    everything else, one by one. ``expected`` is the version of a single feed or schedule.
+    everything else, one by one.
 
     Raises `Unavailable`: what was done before stays done, and doing it again does what is left.
     """
@@ -307,7 +300,7 @@ def _carried_out(
                 return add_elsewhere(
                     at.store, sink(parse_sink(spec.sink).name), spec, found.starts[spec.name]
                 )
-            return _change_job(at.store.jobs, change, expected=expected)
+            return _change_job(at.store.jobs, change)
 
         rest = bulk.one_by_one(
             [*elsewhere, *others], one, told=lambda done: at.told(len(plain) + done, total)
@@ -355,24 +348,18 @@ _KINDS: Final = {
 }
 
 
-def versioned(changes: Iterable[Change], there: Mapping[str, Feed]) -> Iterator[Change]:
-    """The changes, with the versions of the feeds that they are of."""
-    for one in changes:
-        yield replace(one, version=there[one.name].version) if one.name in there else one
-
-
-def _change_job(jobs: JobStore, change: Change, *, expected: Version | None) -> Schedule | None:
+def _change_job(jobs: JobStore, change: Change) -> Schedule | None:
     match change.spec:
         case Queue() as queue:
             jobs.queues.set(queue)
         case ScheduleSpec() as spec if change.action is Action.ADD:
             return jobs.schedules.add(spec)
         case ScheduleSpec() as spec:
-            return jobs.schedules.edit(change.name, spec, expected=expected)
+            return jobs.schedules.edit(change.name, spec, expected=change.version)
         case _ if change.noun == "queue":
             jobs.queues.remove(change.name)
         case _:
-            jobs.schedules.remove(change.name, expected=expected)
+            jobs.schedules.remove(change.name, expected=change.version)
     return None
 
 

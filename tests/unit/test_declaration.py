@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from feedq.core.differences import ABSENT, OptionChange, difference
-from feedq.core.model import Feed, FeedSpec, Selector, TargetState
+from feedq.core.model import Feed, FeedSpec, Selector, TargetState, Version
 from feedq.core.values import read
 from feedq.errors import InvalidInput
-from feedq.verbs.changes import DeclarationChanges, plan
+from feedq.verbs.changes import Change, plan
 from feedq.verbs.manifests import option_problems
 from feedq.worker.declared import declared, lean
 from tests.fakes.sink import IDENTITY
@@ -31,8 +31,8 @@ def untyped(value: object) -> Any:
     return value
 
 
-def stored(*specs: FeedSpec) -> dict[str, FeedSpec]:
-    return {spec.name: spec.completed(None) for spec in specs}
+def stored(*specs: FeedSpec) -> dict[str, tuple[FeedSpec, Version | None]]:
+    return {spec.name: (spec.completed(None), (7, 3)) for spec in specs}
 
 
 def problems(spec: FeedSpec) -> list[str]:
@@ -40,8 +40,8 @@ def problems(spec: FeedSpec) -> list[str]:
     return [what for _, what in found] if isinstance(found, list) else option_problems(found)
 
 
-def actions(the_plan: DeclarationChanges) -> list[tuple[str, str]]:
-    return [(change.action.value, change.name) for change in the_plan.changes]
+def actions(the_plan: list[Change]) -> list[tuple[str, str, Version | None]]:
+    return [(change.action.value, change.name, change.version) for change in the_plan]
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,21 @@ def test_a_plan_adds_changes_removes_and_leaves_alone() -> None:
     declared = [same, edited.model_copy(update={"weight": 2.0}), new]
     there = stored(same, edited, SPEC)
     the_plan = plan("feed", declared, there, remove=there)
-    assert actions(the_plan) == [("change", "b"), ("add", "c"), ("remove", SPEC.name)]
-    assert the_plan.unchanged == 1
-    assert the_plan.changes[0].options == (OptionChange("weight", 1.0, 2.0),)
+    assert actions(the_plan) == [
+        ("change", "b", (7, 3)),
+        ("add", "c", None),
+        ("remove", SPEC.name, (7, 3)),
+    ]
+    assert the_plan[0].options == (OptionChange("weight", 1.0, 2.0),)
 
 
 def test_a_paused_feed_stays_paused_unless_told_otherwise() -> None:
     there = stored(SPEC.model_copy(update={"target_state": TargetState.PAUSED}))
-    assert plan("feed", [SPEC], there).unchanged == 1
+    assert plan("feed", [SPEC], there) == []
     runs = SPEC.model_copy(update={"target_state": TargetState.RUNNING})
-    (change,) = plan("feed", [runs], there).changes
+    (change,) = plan("feed", [runs], there)
     assert change.options == (OptionChange("target_state", "paused", "running"),)
-    (change,) = plan("feed", [SPEC.model_copy(update={"weight": 2.0})], there).changes
+    (change,) = plan("feed", [SPEC.model_copy(update={"weight": 2.0})], there)
     assert change.spec == SPEC.model_copy(update={"weight": 2.0, "target_state": TargetState.PAUSED})
 
 

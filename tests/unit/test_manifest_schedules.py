@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.core.model import Version
 from feedq.core.schedule.spec import (
     CatchUp,
     Overlap,
@@ -231,17 +232,17 @@ def test_a_mistake_around_a_schedule_is_named_too(text: str, problem: str) -> No
 # -- plans -------------------------------------------------------------------------------------------
 
 
-def there(name: str, **keys: Any) -> ScheduleSpec:
-    return schedule_spec(name, task="t", **keys)
+def there(name: str, **keys: Any) -> tuple[ScheduleSpec, Version | None]:
+    return schedule_spec(name, task="t", **keys), (1, 1)
 
 
 def test_what_does_not_say_paused_keeps_what_there_is() -> None:
     paused = {"a": there("a", every=30.0, paused=True)}
-    assert changes.plan("schedule", schedules(EVERY), paused).unchanged == 1
+    assert changes.plan("schedule", schedules(EVERY), paused) == []
     runs = schedules(EVERY.replace("30s", "30s, paused: false"))
-    (change,) = changes.plan("schedule", runs, paused).changes
+    (change,) = changes.plan("schedule", runs, paused)
     assert [(o.option, o.before, o.after) for o in change.options] == [("paused", True, "(unset)")]
-    assert changes.plan("schedule", runs, {"a": there("a", every=30.0)}).unchanged == 1
+    assert changes.plan("schedule", runs, {"a": there("a", every=30.0)}) == []
 
 
 # -- there and back ----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from feedq.errors import SyncRefused
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.catalogs.base import open_catalog
 from feedq.verbs.changes import Action, Change, plan
-from feedq.verbs.declarations import Declared, change_feeds, declared_answer, versioned
+from feedq.verbs.declarations import Declared, change_feeds, declared_answer
 from feedq.verbs.manifests import Manifest, ManifestProblem, option_problems
 from feedq.verbs.registry import At, NameArgument, Page, verb
 
@@ -143,14 +143,16 @@ def _planned(
     surplus = owned.keys() - where.keys() - wrong
     kept = len(surplus) if None in wrong else 0
     removed = () if kept else surplus
-    there = {name: feed.spec for name, feed in {**owned, **taken}.items()}
-    found = {change.name: change for change in plan("feed", accepted, there, remove=removed).changes}
+    there = {name: (feed.spec, feed.version) for name, feed in {**owned, **taken}.items()}
+    found = {change.name: change for change in plan("feed", accepted, there, remove=removed)}
     for feed in taken.values():
-        change = found.get(feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec))
+        change = found.get(
+            feed.name, Change(Action.CHANGE, "feed", feed.name, feed.spec, version=feed.version)
+        )
         mark = OptionChange("catalog", ABSENT if feed.catalog is None else feed.catalog, catalog)
         found[feed.name] = replace(change, options=(*change.options, mark))
     changes = []
-    for change in versioned(found.values(), {**owned, **taken}):
+    for change in found.values():
         # What is stored has been checked before.
         problems = option_problems(change.spec) if isinstance(change.spec, FeedSpec) else []
         if problems:
