@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from contextvars import copy_context
 from threading import Thread
 from typing import Any, Final, TypeVar
@@ -26,30 +26,19 @@ PLACES: Final = 64
 
 def in_thread(job: Callable[[], T]) -> asyncio.Future[T]:
     """What a blocking function returns, called with the context of whoever asks."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    called: Future[T] = Future()
+    called.set_running_or_notify_cancel()  # from here on nobody takes it back
     context = copy_context()
 
-    def settle(answer: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(answer)  # type: ignore[arg-type] # None only if T allows it
-        else:
-            future.set_exception(error)
-            # Retrieved here: perhaps nobody waits for it any more.
-            future.exception()
-
     def work() -> None:
-        answer, error = None, None
         try:
-            answer = context.run(job)
-        except BaseException as raised:  # noqa: BLE001 -- it is raised again where somebody waits
-            error = raised
-        # The loop is closed when the process has ended meanwhile.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, answer, error)
+            called.set_result(context.run(job))
+        except BaseException as error:  # noqa: BLE001 -- it is raised again where somebody waits
+            called.set_exception(error)
 
+    future = asyncio.wrap_future(called)
+    # Looked at here: perhaps nobody waits for it any more.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
     Thread(target=work, name="feedq-call", daemon=True).start()
     return future
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -69,6 +69,7 @@ FROM_HEADERS: Final = {"if-match": "expected", "idempotency-key": "key"}
 """Arguments of verbs that HTTP has headers for."""
 BODY_MAX: Final = 16 * 2**20
 """Bytes of a request: a manifest of twenty thousand feeds."""
+IN_PATH: Final = re.compile(r"{(\w+)}")
 LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
 QUERY_FIELDS_MAX: Final = 1_000
 RETRY_AFTER_S: Final = 2
@@ -143,7 +144,7 @@ class Endpoint:
     def answer(self, request: Request) -> Answer:
         """Do what is asked. Raises nothing: an error is an answer, too."""
         try:
-            verb, in_path = self._found(request.method, request.path.strip("/").split("/"))
+            verb, in_path = self._found(request.method, request.path.strip("/"))
             # Before the arguments are read: who may not ask is refused, whatever they are.
             verb.require(request.caller)
             arguments = verb.parse(_given(verb, in_path, request))
@@ -167,22 +168,24 @@ class Endpoint:
     def _refuse(self, request: Request, status: int) -> None:
         self.refused(f"{request.method} {PREFIX}{request.path}", status)
 
-    def _found(self, method: str, parts: Sequence[str]) -> tuple[Verb, dict[str, str]]:
+    def _found(self, method: str, path: str) -> tuple[Verb, dict[str, str]]:
         methods = []
-        for template, verb in self._templates:
-            if (in_path := _matched(template, parts)) is not None:
+        for address, verb in self._addresses:
+            if (found := address.fullmatch(path)) is not None:
                 if verb.method == method:
-                    return verb, in_path
+                    return verb, {
+                        name: unquote(part, errors="replace") for name, part in found.groupdict().items()
+                    }
                 methods.append(verb.method)
         if methods:
             raise InvalidInput(f"{method} does nothing at this address; {', '.join(sorted(methods))} does")
         raise NoVerb("nothing is at this address; openapi.json lists what there is")
 
     @cached_property
-    def _templates(self) -> list[tuple[list[str], Verb]]:
+    def _addresses(self) -> list[tuple[re.Pattern[str], Verb]]:
         """Those without names first: ``/feeds/act`` is no feed."""
-        found = [(verb.path.strip("/").split("/"), verb) for verb in load().values()]
-        return sorted(found, key=lambda one: sum(part.startswith("{") for part in one[0]))
+        verbs = sorted(load().values(), key=lambda verb: len(verb.in_path))
+        return [(re.compile(IN_PATH.sub(r"(?P<\1>[^/]*)", verb.path.strip("/"))), verb) for verb in verbs]
 
     def _streamed(
         self, verb: Verb, arguments: msgspec.Struct, request: Request
@@ -204,18 +207,6 @@ class Endpoint:
         Thread(target=copy_context().run, args=(do,), name="feedq-streamed-verb", daemon=True).start()
         while (event := events.get()) is not None:
             yield event
-
-
-def _matched(template: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:
-    if len(template) != len(parts):
-        return None
-    found = {}
-    for wanted, part in zip(template, parts, strict=True):
-        if wanted.startswith("{"):
-            found[wanted.strip("{}")] = unquote(part, errors="replace")
-        elif wanted != part:
-            return None
-    return found
 
 
 # -- arguments -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -30,10 +31,8 @@ DAY_S = 86_400.0
 
 
 @click.command("api", cls=Command, short_help="The HTTP API, /api/v1.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, show_default=True, help="0 is a free one."
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, help="0 is a free one.")
 @pass_invocation
 def serve(invocation: Invocation, *, host: str, port: int) -> None:
     """Serve the HTTP API until it is stopped. Behind anything but this machine it belongs behind TLS.
@@ -109,9 +108,7 @@ def token() -> None:
     help="viewer looks; operator does what this command line does; admin also gives out tokens.",
 )
 @click.option("--tenant", help="Over this tenant's feeds, and nothing else. [default: over everything]")
-@click.option(
-    "--for", "lasts_s", type=Duration(), default="90d", show_default=True, help="How long it lasts."
-)
+@click.option("--for", "lasts_s", type=Duration(), default="90d", help="How long it lasts.")
 @changes
 def add(
     invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, lasts_s: float
@@ -180,17 +177,18 @@ def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[s
     """
     known = registry.load()
     if verb is None:
-        columns: list[TableColumn[registry.Verb]] = [
-            TableColumn("VERB", lambda one: one.name),
-            TableColumn("ROLE", lambda one: one.role),
-            TableColumn("ADDRESS", lambda one: f"{one.method} {one.path}"),
-            TableColumn("DOES", lambda one: one.summary),
+        rows = [
+            {
+                "name": one.name,
+                "role": one.role,
+                "address": f"{one.method} {one.path}",
+                "summary": one.summary,
+            }
+            for one in known.values()
         ]
-        documents = [{"name": one.name, "role": one.role, "summary": one.summary} for one in known.values()]
-        if invocation.json:
-            answer(invocation, documents)
-        else:
-            answer_list(invocation, list(known.values()), columns, empty="")
+        titles = {"VERB": "name", "ROLE": "role", "ADDRESS": "address", "DOES": "summary"}
+        columns = [TableColumn(title, itemgetter(key)) for title, key in titles.items()]
+        answer_list(invocation, rows, columns, empty="")
         return
     if verb not in known:
         raise NotFound(f"no verb {verb!r}{values.did_you_mean(verb, known) or '; `feedq do` lists them'}")

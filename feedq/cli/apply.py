@@ -8,7 +8,6 @@ applying again does the rest.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections import Counter
@@ -93,7 +92,7 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    with collector_paused(), _asking(files, prune=prune, tenant=tenant) as asked:
+    with _asking(files, prune=prune, tenant=tenant) as asked:
         is_asked = prune and not (yes or dry_run)
 
         def question(would: declarations.Declared) -> str | None:
@@ -125,7 +124,7 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
       feedq diff -f feeds/
     """
     try:
-        with collector_paused(), _asking(files, prune=prune, tenant=tenant) as asked:
+        with _asking(files, prune=prune, tenant=tenant) as asked:
             found = invocation.do(declarations.declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
@@ -147,8 +146,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     Example:
       feedq lint -f feeds/
     """
-    with collector_paused():
-        declared = read_manifests(files)
+    declared = read_manifests(files)
     counts = {key: len(getattr(declared, key)) for key in manifests.ENTRIES}
     found = [wording.counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
@@ -168,19 +166,6 @@ def schema(invocation: Invocation) -> None:
     """
     invocation.form = Form.JSON
     answer(invocation, invocation.do(fleet.show_schema))
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Does without the search for cycles among objects: of a large manifest hundreds of thousands come into being,
-    all of them in use, and to look through them again and again takes longer than to read it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager
@@ -364,7 +349,7 @@ def sync(
     wrong: list[FeedqError] = []
     for name in chosen:
         try:
-            with collector_paused(), invocation.progress("changes"):
+            with invocation.progress("changes"):
                 found = invocation.do(
                     syncing.sync_catalog,
                     name=name,

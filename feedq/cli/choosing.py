@@ -84,25 +84,24 @@ def await_feeds(
         # As it is declared by now, or later.
         return view.status is model.Status.STREAMING and view.lease.generation >= (done.generation or 0)
 
-    def have_come() -> bool:
+    def still_left() -> list[str]:
         views = {view.feed.name: view for view in _named(invocation, list(left))}
         for name in list(left):
             if is_removal if name not in views else has_come(views[name], left[name]):
                 del left[name]
-        return not left
+        return list(left)
 
-    names = list(left)
-    who = ", ".join(names) if len(names) <= wording.NAMED_MAX else wording.counted(len(names), "feed")
+    def why(names: Sequence[str]) -> str | None:
+        return None if is_removal else invocation.do(feeds.show_feed, name=names[0]).explanation
+
+    who = ", ".join(left) if len(left) <= wording.NAMED_MAX else wording.counted(len(left), "feed")
     wanted = {
         feeds.FeedAction.PAUSE: "paused",
         feeds.FeedAction.REMOVE: "removed",
         feeds.FeedAction.MOVE: "on another worker",
     }.get(action, "streaming")
-    invocation.wait_until(
-        have_come,
-        timeout_s=timeout_s,
-        what=f"{who} {wanted}",
-        why=lambda: None if is_removal else invocation.do(feeds.show_feed, name=next(iter(left))).explanation,
+    invocation.wait_for(
+        still_left, lambda names: not names, timeout_s=timeout_s, what=f"{who} {wanted}", why=why
     )
 
 

@@ -213,17 +213,19 @@ def _answer_begun(invocation: Invocation, found: backfills.BackfillDocument) -> 
 def _await_end(
     invocation: Invocation, begun: backfills.BackfillDocument, *, timeout_s: float
 ) -> backfills.BackfillDocument:
-    latest = [begun]
     with ProgressLine(f"% of the backfill of {begun.name}") as line:
 
-        def has_ended() -> bool:
-            latest[0] = invocation.do(backfills.show_backfill, name=begun.name)
-            line(round(100 * (latest[0].part or 0)))
-            return latest[0].ended_at is not None
+        def has_ended(seen: backfills.BackfillDocument) -> bool:
+            line(round(100 * (seen.part or 0)))
+            return seen.ended_at is not None
 
-        what, why = f"backfill of {begun.name}", lambda: latest[0].because
-        invocation.wait_until(has_ended, timeout_s=timeout_s, what=what, why=why)
-    return latest[0]
+        return invocation.wait_for(
+            lambda: invocation.do(backfills.show_backfill, name=begun.name),
+            has_ended,
+            timeout_s=timeout_s,
+            what=f"backfill of {begun.name}",
+            why=lambda seen: seen.because,
+        )
 
 
 def _facts(found: backfills.BackfillDocument) -> list[details.Fact]:

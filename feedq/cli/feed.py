@@ -79,7 +79,6 @@ for _command in (set_feeds, edit_feed, dead_letters, cursor, backfill):
     "order",
     type=OneOf("feedq.core.selection:SelectionOrder"),
     default="name",
-    show_default=True,
     help="What the first of them have most of; age is that of the last record.",
 )
 @limit_option(None, "Only the first so many.")
@@ -127,7 +126,6 @@ def show(invocation: Invocation, *, name: str) -> None:
     "--limit",
     type=click.IntRange(1, LIMIT_MAX),
     default=LIMIT_MAX,
-    show_default=True,
     help="End after so many records.",
 )
 @changes
@@ -364,7 +362,6 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     "timeout_s",
     type=Duration(most_s=3_600),
     default="10s",
-    show_default=True,
     help="How long to wait for the connection and the records.",
 )
 @click.option("--cursor", help="Begin after this cursor instead of where the source begins.")

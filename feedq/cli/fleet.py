@@ -346,18 +346,21 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     if wait:
         with ProgressLine("feeds handed over", view.leases) as line:
 
-            def is_over() -> bool:
-                views = invocation.do(workers.list_workers).items
+            def left() -> int:
                 # A worker that has left holds nothing.
-                left = sum(one.leases for one in views if one.worker.id == view.worker.id)
+                views = invocation.do(workers.list_workers).items
+                return sum(one.leases for one in views if one.worker.id == view.worker.id)
+
+            def is_over(left: int) -> bool:
                 line(max(0, view.leases - left))
                 return left == 0
 
-            invocation.wait_until(
+            invocation.wait_for(
+                left,
                 is_over,
                 timeout_s=timeout_s,
                 what=f"{view.worker.name} hands over its {wording.counted(view.leases, 'feed')}",
-                why=lambda: "`feedq status` says whether other workers serve and have room",
+                why=lambda _: "`feedq status` says whether other workers serve and have room",
             )
     answer(invocation, view, f"{view.worker.name} {'drained' if wait else 'draining'}")
 

@@ -255,22 +255,25 @@ class Invocation:
             self.confirm(text, yes=False)
         return do(function, **asked)
 
-    def wait_until(
+    def wait_for(
         self,
-        condition: Callable[[], bool],
+        look: Callable[[], T],
+        is_over: Callable[[T], bool],
         *,
         timeout_s: float,
         what: str,
-        why: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        """Waits until the condition holds. Raises `FeedqError`, which says ``why``, when it takes too long."""
+        why: Callable[[T], str | None] = lambda seen: None,
+    ) -> T:
+        """Looks again and again until it is over, and returns what it saw last. Raises `FeedqError`, which says
+        ``why``, when it takes too long."""
         deadline = self.clock.monotonic() + timeout_s
-        while not condition():
+        while not is_over(seen := look()):
             if self.clock.monotonic() >= deadline:
+                reason = why(seen)
                 late = f"{what}: not within {timeout_s:g} s; it may still happen"
-                reason = why()
                 raise FeedqError(late if reason is None else f"{late}. {reason}")
             time.sleep(POLL_INTERVAL_S)
+        return seen
 
 
 # -- options that commands share -------------------------------------------------------------------------
@@ -391,7 +394,6 @@ def wait_options(default_s: float = 30.0) -> Decorator:
             "timeout_s",
             type=Duration(),
             default=default_s,
-            show_default=True,
             help="With --wait: give up after this long.",
         ),
     )
@@ -420,6 +422,4 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 def limit_option(default: int | None, what: str = "How many, newest first.") -> Decorator:
     """Makes the ``--limit`` of a list; `feedq.cli.output.answer_list` says when there is more."""
-    return click.option(
-        "--limit", type=click.IntRange(1, LISTED_MAX), default=default, show_default=True, help=what
-    )
+    return click.option("--limit", type=click.IntRange(1, LISTED_MAX), default=default, help=what)

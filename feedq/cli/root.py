@@ -25,7 +25,7 @@ with lazily():
 
 EMBEDDED: Final = ("up", "env")
 """Commands that need the extra ``embedded``."""
-COLLECT_AFTER: Final = 50_000
+COLLECT_AFTER: Final = 100_000
 """Objects; usually 700."""
 
 
@@ -118,7 +118,10 @@ def said(message: str) -> str:
     return "\n".join(map(wording.printable, message.split("\n")))
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.version_option(feedq.__version__, prog_name="feedq")
 def main() -> None:
     """Keep every feed running on exactly one worker, and land its data exactly once.

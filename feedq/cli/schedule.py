@@ -61,7 +61,7 @@ for _command in (set_schedules, edit_schedule):
 
 
 @schedule.command("list", short_help="All schedules, their next tick and their last run.")
-@click.option("--prefix", default="", help="Only those whose name begins so.")
+@click.option("--prefix", help="Only those whose name begins so.")
 @click.option(
     "--state", type=OneOf("feedq.core.schedule.model:ScheduleState"), help="Only those in this state."
 )
@@ -71,7 +71,7 @@ for _command in (set_schedules, edit_schedule):
 def list_(
     invocation: Invocation,
     *,
-    prefix: str,
+    prefix: str | None,
     state: schedule_model.ScheduleState | None,
     limit: int,
     queues: bool,
@@ -90,7 +90,7 @@ def list_(
         empty = "no queue has limits, or runs that wait or run"
         answer_list(invocation, invocation.do(schedules.list_queues).items, tables.QUEUE_COLUMNS, empty=empty)
         return
-    found = invocation.pages(schedules.list_schedules, prefix=prefix, state=state)
+    found = invocation.pages(schedules.list_schedules, prefix=prefix or "", state=state)
     columns = tables.schedule_columns(invocation.clock.now())
     empty = "no schedules; declare some with `feedq apply`"
     answer_list(invocation, first(found, limit, of="first"), columns, empty=empty)
@@ -115,7 +115,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 
 @schedule.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
 @click.argument("names", nargs=-1, metavar="[NAME] [KEY=VALUE]...")
-@click.option("--count", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many.")
+@click.option("--count", type=click.IntRange(1, 1_000), default=20, help="How many.")
 @click.option("--from", "since", metavar="TIME", help="Those from this time on. [default: now]")
 @pass_invocation
 def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: str | None) -> None:
@@ -347,18 +347,14 @@ def _arguments(invocation: Invocation, name: str, assignments: Sequence[str]) ->
     return assigned({"args": job.args, "kwargs": job.kwargs}, assignments, schedule_spec.ScheduleSpec)
 
 
-def _ended(invocation: Invocation, run: schedules.RunDocument, *, timeout_s: float) -> schedules.RunDocument:
-    latest = [run]
-
-    def has_ended() -> bool:
-        latest[0] = invocation.do(schedules.show_run, id=run.id)
-        return latest[0].state.is_final
-
-    def why() -> str:
-        return f"It is {latest[0].state}" + (f" on {latest[0].worker}" if latest[0].worker else "")
-
-    invocation.wait_until(has_ended, timeout_s=timeout_s, what=f"run {run.id} ends", why=why)
-    return latest[0]
+def _ended(invocation: Invocation, run: schedule_model.Run, *, timeout_s: float) -> schedule_model.Run:
+    return invocation.wait_for(
+        lambda: invocation.do(schedules.show_run, id=run.id),
+        lambda seen: seen.state.is_final,
+        timeout_s=timeout_s,
+        what=f"run {run.id} ends",
+        why=lambda seen: f"It is {seen.state}" + (f" on {seen.worker}" if seen.worker else ""),
+    )
 
 
 @schedule.command()

@@ -9,36 +9,18 @@ from typing import TYPE_CHECKING
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, number, state, warn
 from feedq.core.model import Event, FeedView, WorkerView
-from feedq.core.schedule.model import QueueDepth, RunKind, ScheduleState
+from feedq.core.schedule.model import QueueDepth, Run, RunKind, ScheduleState
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.values import instant
+from feedq.verbs import wording
 from feedq.verbs.details import event_detail
-from feedq.verbs.wording import (
-    ERROR_WIDTH,
-    ID_SHOWN,
-    ago,
-    cut,
-    distance,
-    duration,
-    first_few,
-    pairs,
-    percent,
-    seconds,
-    size,
-    stamp,
-    took_s,
-    until,
-    why,
-    why_run,
-    worker_trouble,
-)
 
 with lazily():
     from feedq.core.schedule import ticks
 
 if TYPE_CHECKING:
     from feedq.control.store.history import ListedEvent
-    from feedq.verbs.schedules import RunDocument, ScheduleRow
+    from feedq.verbs.schedules import ScheduleRow
 
 WARNINGS_MAX = 10
 NO_FEEDS = "no feeds; declare some with `feedq apply`"
@@ -48,7 +30,7 @@ NO_WORKERS = "no workers; start one with `celery -A feedq worker`, or everything
 # -- feeds and workers -------------------------------------------------------------------------------
 
 
-BYTES: TableColumn[FeedView] = number("BYTES", lambda view: size(view.lease.bytes_total))
+BYTES: TableColumn[FeedView] = number("BYTES", lambda view: wording.size(view.lease.bytes_total))
 ROWS_PER_S: TableColumn[FeedView] = number("ROWS/S", lambda view: f"{view.lease.rows_per_s:,.1f}")
 
 
@@ -61,8 +43,8 @@ def feed_columns(now: datetime, amount: TableColumn[FeedView] = BYTES) -> list[T
         number("EPOCH", lambda view: str(view.lease.epoch)),
         number("RECORDS", lambda view: f"{view.lease.records_total:,}"),
         amount,
-        number("LAST", lambda view: ago(view.lease.last_record_at, now=now)),
-        TableColumn("WHY", lambda view: why(view, now=now)),
+        number("LAST", lambda view: wording.ago(view.lease.last_record_at, now=now)),
+        TableColumn("WHY", lambda view: wording.why(view, now=now)),
     ]
 
 
@@ -71,8 +53,8 @@ def wide_feed_columns(now: datetime) -> list[TableColumn[FeedView]]:
     return [
         TableColumn("TENANT", lambda view: view.feed.spec.tenant or None),
         TableColumn("CONNECTOR", lambda view: view.feed.spec.connector),
-        TableColumn("LABELS", lambda view: pairs(view.feed.spec.labels) or None),
-        number("LAG", lambda view: ago(view.lease.event_at, now=now)),
+        TableColumn("LABELS", lambda view: wording.pairs(view.feed.spec.labels) or None),
+        number("LAG", lambda view: wording.ago(view.lease.event_at, now=now)),
         ROWS_PER_S,
         number("FAILURES", lambda view: str(max(view.lease.failures, view.lease.attempts))),
         number("GENERATION", lambda view: str(view.feed.generation)),
@@ -84,24 +66,24 @@ WORKER_COLUMNS: list[TableColumn[WorkerView]] = [
     state("STATE", lambda view: view.worker.state),
     state("TARGET", lambda view: view.worker.target_state),
     number("FEEDS", lambda view: f"{view.leases}/{view.worker.capacity}"),
-    number("USED", lambda view: percent(view.leases, view.worker.capacity)),
+    number("USED", lambda view: wording.percent(view.leases, view.worker.capacity)),
     number("LOAD", lambda view: f"{view.load:,.4g}"),
     number("ROWS/S", lambda view: f"{view.worker.load.rows_per_s:,.0f}"),
     number("MB/S", lambda view: f"{view.worker.load.bytes_per_s / 1e6:,.2f}"),
     number("CPU", lambda view: f"{view.worker.load.cpu:.2f}"),
-    number("RSS", lambda view: size(view.worker.load.rss)),
+    number("RSS", lambda view: wording.size(view.worker.load.rss)),
     number("LAG", lambda view: f"{1000 * view.worker.load.loop_lag_s:.0f} ms"),
-    number("HEARTBEAT", lambda view: duration(view.heartbeat_age_s)),
-    TableColumn("WHY", worker_trouble),
+    number("HEARTBEAT", lambda view: wording.duration(view.heartbeat_age_s)),
+    TableColumn("WHY", wording.worker_trouble),
 ]
 
 
 def worker_columns(now: datetime) -> list[TableColumn[WorkerView]]:
     return [
         *WORKER_COLUMNS[:-1],
-        number("UP", lambda view: ago(view.worker.started_at, now=now)),
+        number("UP", lambda view: wording.ago(view.worker.started_at, now=now)),
         TableColumn("HOST:PID", lambda view: f"{view.worker.host}:{view.worker.pid}"),
-        TableColumn("ID", lambda view: str(view.worker.id)[:ID_SHOWN]),
+        TableColumn("ID", lambda view: str(view.worker.id)[: wording.ID_SHOWN]),
         WORKER_COLUMNS[-1],
     ]
 
@@ -110,11 +92,11 @@ def worker_columns(now: datetime) -> list[TableColumn[WorkerView]]:
 
 
 def _again(event: Event) -> str:
-    return f"{event.count:,} times since {stamp(event.since)}; " if event.since is not None else ""
+    return f"{event.count:,} times since {wording.stamp(event.since)}; " if event.since is not None else ""
 
 
 EVENT_COLUMNS: list[TableColumn[ListedEvent]] = [
-    TableColumn("AT", lambda listed: stamp(listed.event.at)),
+    TableColumn("AT", lambda listed: wording.stamp(listed.event.at)),
     TableColumn("KIND", lambda listed: listed.event.kind),
     TableColumn("FEED", lambda listed: listed.feed),
     TableColumn("WORKER", lambda listed: listed.worker),
@@ -135,7 +117,7 @@ def schedule_columns(now: datetime) -> list[TableColumn[ScheduleRow]]:
         state("STATE", lambda row: row.state),
         TableColumn("WHEN", lambda row: row.when.removeprefix("cron ")),
         TableColumn("TASK", lambda row: row.task),
-        number("NEXT", lambda row: until(_fires_at(row), now=now)),
+        number("NEXT", lambda row: wording.until(_fires_at(row), now=now)),
         number("LAST", lambda row: _last(row, now)),
         state("RESULT", lambda row: None if row.last is None else row.last.state),
         number("WAIT", lambda row: str(row.waiting)),
@@ -149,30 +131,30 @@ def _fires_at(row: ScheduleRow) -> datetime | None:
 
 
 def _last(row: ScheduleRow, now: datetime) -> str | None:
-    return None if row.last is None else ago(row.last.ended_at or row.last.started_at, now=now)
+    return None if row.last is None else wording.ago(row.last.ended_at or row.last.started_at, now=now)
 
 
-def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[RunDocument]]:
+def run_columns(now: datetime, *, of_one: bool) -> list[TableColumn[Run]]:
     """Makes the columns of runs; ``of_one``: all are of one schedule, whose name need not be repeated."""
-    key: TableColumn[RunDocument] = TableColumn("RUN", lambda run: f"{run.schedule}/{run.key}")
+    key: TableColumn[Run] = TableColumn("RUN", lambda run: f"{run.schedule}/{run.key}")
     return [
         number("ID", lambda run: str(run.id)),
         TableColumn("KEY", lambda run: run.key) if of_one else key,
         state("STATE", lambda run: run.state + (f" x{run.ticks:,}" if run.ticks > 1 else "")),
         TableColumn("WORKER", lambda run: run.worker),
         # Of a retry that waits for its time, how long until then.
-        number("DUE", lambda run: distance(run.due_at, now=now).removesuffix(" ago")),
-        number("LAG", lambda run: seconds(run.lag_s)),
-        number("TOOK", lambda run: seconds(took_s(run, now=now))),
+        number("DUE", lambda run: wording.distance(run.due_at, now=now).removesuffix(" ago")),
+        number("LAG", lambda run: wording.seconds(run.lag_s)),
+        number("TOOK", lambda run: wording.seconds(wording.took_s(run, now=now))),
         TableColumn("NOTE", _note),
     ]
 
 
-def _note(run: RunDocument) -> str:
+def _note(run: Run) -> str:
     """Says what kind of run it is unless a tick, which attempt unless the first, and the reason."""
     kind = "" if run.kind is RunKind.TICK else run.kind.value
     attempt = "" if run.attempt == 1 else f"attempt {run.attempt}"
-    return "; ".join(filter(None, (kind, attempt, cut(why_run(run), ERROR_WIDTH))))
+    return "; ".join(filter(None, (kind, attempt, wording.cut(wording.why_run(run), wording.ERROR_WIDTH))))
 
 
 QUEUE_COLUMNS: list[TableColumn[QueueDepth]] = [
@@ -206,7 +188,7 @@ def warn_never(specs: Iterable[ScheduleSpec], *, now: datetime) -> None:
 
 
 def _warn_few(said: Sequence[str], of_others: str) -> None:
-    for text in first_few(said, "and {:,} more schedules" + of_others, most=WARNINGS_MAX):
+    for text in wording.first_few(said, "and {:,} more schedules" + of_others, most=WARNINGS_MAX):
         warn(text)
 
 

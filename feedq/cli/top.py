@@ -50,7 +50,6 @@ class Frame:
     "interval_s",
     type=Duration(least_s=0.1, most_s=3_600),
     default="1s",
-    show_default=True,
     help="Time between two looks.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")

@@ -36,21 +36,17 @@ data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=STACK_DIR,
-    show_default=True,
     help="Where the databases, logs and ports are kept. Delete it to begin anew.",
 )
 
 
 @click.command(cls=Command)
-@click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Worker processes.")
-@click.option(
-    "--beats", type=click.IntRange(0, 16), default=2, show_default=True, help="Beats; one is elected."
-)
+@click.option("--workers", type=click.IntRange(0, 64), default=3, help="Worker processes.")
+@click.option("--beats", type=click.IntRange(0, 16), default=2, help="Beats; one is elected.")
 @click.option(
     "--capacity",
     type=click.IntRange(1, 100_000),
     default=500,
-    show_default=True,
     help="Feeds that each worker may hold.",
 )
 @data_dir_option

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -17,7 +16,6 @@ from feedq.core.model import WorkerView
 from feedq.core.passwords import masked
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
-from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level, problems
@@ -194,23 +192,18 @@ def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
 @verb("GET /connectors")
 def list_connectors(at: At) -> dict[str, dict[str, Any]]:
     """JSON Schemas of the options of all connectors, by kind."""
-    from feedq.connectors.base import connector_kinds
+    from feedq.verbs.json_schema import installed_connectors, options_schema
 
-    schemas = {}
-    for kind in connector_kinds():
-        # One that cannot be imported must not hide the others.
-        with suppress(InvalidInput):
-            schemas[kind] = show_connector(at, name=kind)
-    return schemas
+    return {kind: options_schema(options) for kind, options in installed_connectors().items()}
 
 
 @verb("GET /connectors/{name}")
 def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
     """The JSON Schema of a connector's options."""
     from feedq.connectors.base import load_connector
-    from feedq.verbs.json_schema import DescribedSchema
+    from feedq.verbs.json_schema import options_schema
 
-    return load_connector(name).Options.model_json_schema(schema_generator=DescribedSchema)
+    return options_schema(load_connector(name).Options)
 
 
 @verb("GET /schema")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from inspect import cleandoc, getsource
 from itertools import pairwise
@@ -68,13 +69,14 @@ def manifest_schema() -> Schema:
     }
     feed = defs["feeds"]
     feed["properties"]["sink"] |= _schema_of(SinkOptions, "sink", defs)
-    feed["properties"]["connector"]["enum"] = kinds = list(_connectors())
+    connectors = installed_connectors()
+    feed["properties"]["connector"]["enum"] = list(connectors)
     feed["allOf"] = [
         {
             "if": {"properties": {"connector": {"const": kind}}, "required": ["connector"]},
-            "then": {"properties": {"source": _schema_of(load_connector(kind).Options, kind, defs)}},
+            "then": {"properties": {"source": _schema_of(options, kind, defs)}},
         }
-        for kind in kinds
+        for kind, options in connectors.items()
     ]
     return {
         "$schema": DIALECT,
@@ -100,11 +102,15 @@ def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _connectors() -> Iterable[str]:
-    """Yields the connectors that can be imported: one that cannot must not take the schema of all others away."""
+def installed_connectors() -> dict[str, type[BaseModel]]:
+    """The options of the connectors that can be imported: one that cannot must not hide the others."""
+    found: dict[str, type[BaseModel]] = {}
     for kind in connector_kinds():
-        try:
-            load_connector(kind)
-        except InvalidInput:
-            continue
-        yield kind
+        with suppress(InvalidInput):
+            found[kind] = load_connector(kind).Options
+    return found
+
+
+def options_schema(options: type[BaseModel]) -> Schema:
+    """The JSON Schema of the options of a connector."""
+    return options.model_json_schema(schema_generator=DescribedSchema)

@@ -298,11 +298,11 @@ def verb(
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
         fields = [
-            (parameter.name, hints[parameter.name], *_default(parameter))
-            for parameter in list(inspect.signature(function).parameters.values())[1:]
+            (one.name, hints[one.name], *(() if one.default is one.empty else (one.default,)))
+            for one in list(inspect.signature(function).parameters.values())[1:]
         ]
         arguments = msgspec.defstruct(
-            _camel(name), fields, kw_only=True, frozen=True, module=function.__module__
+            name.title().replace("_", ""), fields, kw_only=True, frozen=True, module=function.__module__
         )
         description = inspect.getdoc(function) or ""
         summary, _, more = description.partition("\n\n")
@@ -392,14 +392,6 @@ def _check_value(name: str, value: Any) -> None:
     """Raises `InvalidInput` for what PostgreSQL has no value for."""
     if isinstance(value, datetime) and not YEARS[0] <= value < YEARS[1]:
         raise InvalidInput(f"{name}: must lie in the years 1970 to 2999")
-
-
-def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:
-    return () if parameter.default is parameter.empty else (parameter.default,)
-
-
-def _camel(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _in_words(error: msgspec.ValidationError) -> str:

@@ -15,9 +15,8 @@ from msgspec import Meta
 from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.authorship import given_reason
 from feedq.core.model import JSON
-from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.schedule.model import QueueDepth, Run, RunKind, RunState, ScheduleState, ScheduleView
+from feedq.core.schedule.model import QueueDepth, Run, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import ScheduleSpec, checked_job
 from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
 from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, parse_moment_near, read_json
@@ -36,7 +35,7 @@ from feedq.verbs.registry import (
     read_declaration,
     verb,
 )
-from feedq.verbs.wording import lag_s, timing_words
+from feedq.verbs.wording import timing_words
 
 RUNS_SHOWN: Final = 100
 DECLARED_MAX: Final = 20_000
@@ -50,32 +49,6 @@ LocalTime = Annotated[
         description="A time, such as 2026-12-01T08:00Z; without an offset, on the clock of the schedule's zone.",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class RunDocument:
-    """A run, without the arguments of its job."""
-
-    id: int
-    schedule: str
-    key: str
-    correlation_id: str
-    kind: RunKind
-    tick_at: datetime
-    ticks: int
-    due_at: datetime
-    state: RunState
-    reason: str | None
-    attempt: int
-    fence: int
-    worker: str | None
-    started_at: datetime | None
-    deadline_at: datetime | None
-    ended_at: datetime | None
-    task: str
-    queue: str
-    lag_s: float | None
-    """How long after it was due it began; null until it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +72,8 @@ class ScheduleRow:
     etag: str
     waiting: int
     running: int
-    last: RunDocument | None
-    latest: Sequence[RunDocument] = ()
+    last: Run | None
+    latest: Sequence[Run] = ()
     """The latest runs, the newest first, where somebody asks for them."""
 
 
@@ -114,7 +87,7 @@ class ScheduleDocument:
     unserved: str | None
     """Why no worker can run it, if none can."""
     counts: Mapping[RunState, int]
-    runs: Sequence[RunDocument]
+    runs: Sequence[Run]
     created_at: datetime
     updated_at: datetime
     etag: str
@@ -195,10 +168,7 @@ def list_schedules(
     (after,) = page_place(cursor, str) or ("",)
     found = schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
     latest = schedules.latest([view.schedule.spec.name for view in found], each=runs) if runs else {}
-    rows = [
-        replace(row, latest=list(map(run_document, latest.get(row.name, ()))))
-        for row in map(schedule_row, found)
-    ]
+    rows = [replace(row, latest=latest.get(row.name, ())) for row in map(schedule_row, found)]
     return page_of(rows, limit, lambda row: (row.name,))
 
 
@@ -214,7 +184,7 @@ def show_schedule(at: At, *, name: NameArgument) -> ScheduleDocument:
         shown(schedule.spec.plain()) if is_declared else {},
         view.unserved,
         counts,
-        list(map(run_document, runs)),
+        runs,
         schedule.created_at,
         schedule.updated_at,
         etag_of(schedule.version),
@@ -332,17 +302,17 @@ def list_runs(
     states: tuple[RunState, ...] = (),
     limit: Limit = 100,
     cursor: Cursor = None,
-) -> Page[RunDocument]:
+) -> Page[Run]:
     """Runs, newest first."""
     (before,) = page_place(cursor, int) or (None,)
     found = at.store.jobs.schedules.runs(schedule, states=states, before=before, limit=limit + 1)
-    return page_of(list(map(run_document, found)), limit, lambda run: (run.id,))
+    return page_of(found, limit, lambda run: (run.id,))
 
 
 @verb("GET /runs/{id}", of_fleet=True)
-def show_run(at: At, *, id: RunId) -> RunDocument:
+def show_run(at: At, *, id: RunId) -> Run:
     """One run."""
-    return run_document(at.store.jobs.schedules.run(id))
+    return at.store.jobs.schedules.run(id)
 
 
 @verb("POST /schedules/{name}/trigger", role=AccessRole.OPERATOR, of_fleet=True)
@@ -353,7 +323,7 @@ def trigger_schedule(
     args: list[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     key: Annotated[str, Meta(min_length=1, max_length=KEY_MAX)] | None = None,
-) -> RunDocument:
+) -> Run:
     """Run a schedule's job once now, whatever its ticks.
 
     ``args`` and ``kwargs`` stand in for those declared. Asked again with the same ``key``, it answers with the
@@ -362,7 +332,7 @@ def trigger_schedule(
     schedules = at.store.jobs.schedules
     given = {key: value for key, value in (("args", args), ("kwargs", kwargs)) if value is not None}
     job = checked_job(schedules.get(name).spec.model_copy(update=given)) if given else None
-    return run_document(schedules.trigger(name, key=key, job=job))
+    return schedules.trigger(name, key=key, job=job)
 
 
 @verb("POST /schedules/{name}/backfill", role=AccessRole.OPERATOR, of_fleet=True)
@@ -379,10 +349,10 @@ def backfill_schedule(
 
 
 @verb("POST /runs/{id}/cancel", role=AccessRole.OPERATOR, of_fleet=True)
-def cancel_run(at: At, *, id: RunId, dry_run: bool = False) -> RunDocument:
+def cancel_run(at: At, *, id: RunId, dry_run: bool = False) -> Run:
     """Cancel a run: one that waits is not started, one that runs is told to stop."""
     schedules = at.store.jobs.schedules
-    return run_document(schedules.run(id) if dry_run else schedules.cancel_run(id))
+    return schedules.run(id) if dry_run else schedules.cancel_run(id)
 
 
 @verb("GET /queues", of_fleet=True)
@@ -405,15 +375,5 @@ def schedule_row(view: ScheduleView) -> ScheduleRow:
         etag=etag_of(schedule.version),
         waiting=view.waiting,
         running=view.running,
-        last=None if view.last is None else run_document(view.last),
-    )
-
-
-def run_document(run: Run) -> RunDocument:
-    same = {name: getattr(run, name) for name in RunDocument.__slots__ if hasattr(run, name)}
-    return RunDocument(
-        **same
-        | {"correlation_id": f"{run.schedule}/{run.key}", "task": run.job.task, "queue": run.job.queue}
-        | {"reason": None if run.reason is None else mask_url(run.reason)},
-        lag_s=lag_s(run),
+        last=view.last,
     )

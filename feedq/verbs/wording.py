@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,9 +14,6 @@ from feedq.core.passwords import mask_url
 from feedq.core.schedule.model import Run, RunKind, RunState
 from feedq.core.schedule.spec import ScheduleSpec
 from feedq.core.values import instant
-
-if TYPE_CHECKING:
-    from feedq.verbs.schedules import RunDocument
 
 T = TypeVar("T")
 
@@ -170,14 +167,7 @@ def worker_trouble(view: WorkerView) -> str:
 # -- runs --------------------------------------------------------------------------------------------
 
 
-def lag_s(run: Run) -> float | None:
-    """Seconds from when a run was due until it began; None when it has not."""
-    if run.started_at is None or run.state in (RunState.BUFFERED, RunState.WAITING):
-        return None
-    return max(0.0, (run.started_at - run.due_at).total_seconds())
-
-
-def took_s(run: Run | RunDocument, *, now: datetime) -> float | None:
+def took_s(run: Run, *, now: datetime) -> float | None:
     """Seconds that its last attempt has run for; None when there is none, or another is to come."""
     if run.started_at is None or run.state in (RunState.BUFFERED, RunState.WAITING):
         return None
@@ -204,9 +194,9 @@ def next_at(at: datetime | None, *, now: datetime) -> str:
     return "-" if at is None else f"{'due ' if at < now else ''}{distance(at, now=now)}"
 
 
-def why_run(run: Run | RunDocument) -> str:
+def why_run(run: Run) -> str:
     """Why a run ended as it did, on one line."""
-    return "" if run.reason is None else said(run.reason)
+    return printable(run.reason or "")
 
 
 # -- schedules ---------------------------------------------------------------------------------------

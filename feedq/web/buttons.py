@@ -16,21 +16,9 @@ import msgspec
 from feedq.core.model import Concern, FeedView, TargetState, WorkerTarget, WorkerView
 from feedq.core.schedule.model import ScheduleState
 from feedq.core.selection import Selection
-from feedq.verbs.backfills import begin_backfill, cancel_backfill
-from feedq.verbs.cursors import change_cursor
-from feedq.verbs.declarations import declare
+from feedq.verbs import backfills, cursors, declarations, feeds, landing, schedules, workers
 from feedq.verbs.diagnosis.checks import Check
-from feedq.verbs.feeds import act_on_feeds
-from feedq.verbs.landing import drop_dead_letters, replay_dead_letters
 from feedq.verbs.registry import OF, Verb, query_of
-from feedq.verbs.schedules import (
-    ScheduleRow,
-    act_on_schedule,
-    backfill_schedule,
-    cancel_run,
-    trigger_schedule,
-)
-from feedq.verbs.workers import act_on_worker
 
 RED: Final = "danger"
 
@@ -87,11 +75,11 @@ class Button:
 
 
 def _feeds(action: str, says: str, **more: Any) -> Ask:
-    return Ask(act_on_feeds, action.capitalize(), says, {"action": action}, **more)
+    return Ask(feeds.act_on_feeds, action.capitalize(), says, {"action": action}, **more)
 
 
 def _worker(action: str, title: str, says: str) -> Ask:
-    return Ask(act_on_worker, title, says, {"action": action})
+    return Ask(workers.act_on_worker, title, says, {"action": action})
 
 
 MOVE_TO: Final = Field("worker", "To which worker (placement chooses, if left empty)", is_required=False)
@@ -113,67 +101,76 @@ ASKS: Final[Mapping[str, Ask]] = {
     ),
     "remove": _feeds("remove", "A removed feed stops and is forgotten; what it has landed stays.", tone=RED),
     "edit": Ask(
-        declare,
+        declarations.declare,
         "Edit",
         "The feed becomes what you write, and goes on from its last checkpoint.",
         fields=(Field("manifest", "Its declaration, as in a manifest", is_manifest=True),),
     ),
     "rewind": Ask(
-        change_cursor,
+        cursors.change_cursor,
         "Rewind cursor",
         "The feed goes back by this many records and goes on from there; it need not be paused.",
         {"change": "rewind"},
         (Field("records", "How many records"),),
     ),
     "reset": Ask(
-        change_cursor,
+        cursors.change_cursor,
         "Reset cursor",
         "The feed goes back to where it began at first.",
         {"change": "reset"},
         tone=RED,
     ),
     "backfill": Ask(
-        begin_backfill,
+        backfills.begin_backfill,
         "Backfill",
         "What lies between two cursors lands again by key, beside what the feed lands as it goes on.",
         fields=(AFTER, UP_TO),
     ),
     "cancel-backfill": Ask(
-        cancel_backfill, "Cancel backfill", "The backfill ends. What it has landed stays; the feed goes on."
+        backfills.cancel_backfill,
+        "Cancel backfill",
+        "The backfill ends. What it has landed stays; the feed goes on.",
     ),
     "replay": Ask(
-        replay_dead_letters,
+        landing.replay_dead_letters,
         "Replay refused records",
         "They are landed after all, each once; what is refused again stays.",
         {"all": "true"},
     ),
     "drop": Ask(
-        drop_dead_letters, "Drop refused records", "They are deleted for good.", {"all": "true"}, tone=RED
+        landing.drop_dead_letters,
+        "Drop refused records",
+        "They are deleted for good.",
+        {"all": "true"},
+        tone=RED,
     ),
     "uncordon": _worker("uncordon", "Let it serve", "The worker is given feeds again."),
     "cordon": _worker("cordon", "Cordon", "The worker keeps its feeds and is given no others."),
     "drain": _worker(
         "drain", "Drain", "The worker hands its feeds over to the other workers, and is given none."
     ),
-    "trigger": Ask(trigger_schedule, "Trigger", "The schedule runs once now, whatever its ticks."),
+    "trigger": Ask(schedules.trigger_schedule, "Trigger", "The schedule runs once now, whatever its ticks."),
     "pause-schedule": Ask(
-        act_on_schedule,
+        schedules.act_on_schedule,
         "Pause",
         "The schedule fires no more ticks until it is resumed.",
         {"action": "pause"},
         (UNTIL,),
     ),
     "resume-schedule": Ask(
-        act_on_schedule, "Resume", "The schedule fires its ticks again.", {"action": "resume"}
+        schedules.act_on_schedule, "Resume", "The schedule fires its ticks again.", {"action": "resume"}
     ),
     "backfill-schedule": Ask(
-        backfill_schedule,
+        schedules.backfill_schedule,
         "Backfill",
         "The schedule runs for each tick of a time in the past that has no run yet.",
         fields=(BEGIN, END),
     ),
     "cancel-run": Ask(
-        cancel_run, "Cancel run", "A run that waits is not begun; one that runs is told to end.", tone=RED
+        schedules.cancel_run,
+        "Cancel run",
+        "A run that waits is not begun; one that runs is told to end.",
+        tone=RED,
     ),
 }
 """What can be asked for, by the name that stands in the address of its dialog."""
@@ -206,7 +203,7 @@ def worker_buttons(view: WorkerView) -> list[Button]:
     return [Button(kind, of, {"name": of}) for kind in kinds]
 
 
-def schedule_buttons(row: ScheduleRow) -> list[Button]:
+def schedule_buttons(row: schedules.ScheduleRow) -> list[Button]:
     """The buttons of one schedule."""
     turn = "resume-schedule" if row.state is ScheduleState.PAUSED else "pause-schedule"
     return [Button(kind, row.name, {"name": row.name}) for kind in ("trigger", turn, "backfill-schedule")]

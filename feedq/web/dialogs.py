@@ -19,16 +19,10 @@ from typing import Any, Final
 from feedq.api.endpoint import Problem, arguments_in, problem_of
 from feedq.core.differences import ABSENT
 from feedq.core.model import WorkerView
+from feedq.core.schedule.model import Run
 from feedq.errors import Forbidden, InvalidInput, NotFound
-from feedq.verbs import documents
-from feedq.verbs.backfills import BackfillDocument
-from feedq.verbs.cursors import CursorChange
-from feedq.verbs.declarations import Declared
-from feedq.verbs.documents import DocumentError
-from feedq.verbs.feeds import Acted
-from feedq.verbs.landing import Dropped, Replayed
+from feedq.verbs import backfills, cursors, declarations, documents, feeds, landing, schedules
 from feedq.verbs.registry import At, etag_of
-from feedq.verbs.schedules import PastTicks, RunDocument
 from feedq.verbs.wording import as_json, counted, some, stamp
 from feedq.web.buttons import Ask
 
@@ -89,7 +83,7 @@ def rehearsed(at: At, ask: Ask, query: str, typed: Mapping[str, str], said: Prob
         # What somebody types into a field may mend it.
         return Dialog(ask, typed, problem=problem_of(error), kept=kept, go=ask.title, can_go=bool(ask.fields))
     go = ask.title
-    if isinstance(found, Acted):
+    if isinstance(found, feeds.Acted):
         kept["count"] = str(found.count)
         go = f"{ask.title} {found.count:,}"
     return Dialog(ask, typed, would(found), said, kept, go)
@@ -109,7 +103,7 @@ def sent(at: At, ask: Ask, query: str, typed: Mapping[str, str]) -> Dialog:
         return Dialog(ask, typed, problem=problem, kept=kept, go=ask.title)
     failed = failures(found)
     done = f"{ask.title}: done"
-    if isinstance(found, Acted):
+    if isinstance(found, feeds.Acted):
         done += f" to {len(found.done):,}"
     if failed:
         done += f", failed for {len(failed):,}"
@@ -149,7 +143,7 @@ def declared_in(manifest: str, name: str) -> Mapping[str, Any]:
     """Return the one feed of a manifest that somebody has typed. Raises `InvalidInput`, naming the line."""
     try:
         lists = [document.lists for document in documents.read(manifest, lists=("feeds",))]
-    except DocumentError as error:
+    except documents.DocumentError as error:
         where = "" if error.line is None else f"line {error.line}: "
         raise InvalidInput(f"{where}{error}") from None
     entries = [entry.value for found in lists for entry in found.get("feeds", ())]
@@ -166,28 +160,28 @@ def declared_in(manifest: str, name: str) -> Mapping[str, Any]:
 def would(found: Any) -> list[str]:
     """What a dry run says, in sentences."""
     match found:
-        case Acted():
+        case feeds.Acted():
             names = some([one.name for one in found.done], of=found.count)
             return [f"{counted(found.count, 'feed')}: {names}"] if found.count else ["No feed matches."]
         case WorkerView():
             return [f"{found.worker.name} has {counted(found.leases, 'feed')}."]
-        case RunDocument():
+        case Run():
             return [f"{found.schedule}, {stamp(found.tick_at)}, is {found.state}."]
-        case PastTicks():
+        case schedules.PastTicks():
             return [f"{counted(found.made, 'run')} for {counted(found.ticks, 'tick')}."]
-        case CursorChange():
+        case cursors.CursorChange():
             change = found.change
             twice = "Its sink has no key, so records that the source sends again will be there twice."
             to = "the beginning" if change.after is None else as_json(change.after)
             said = [f"From {as_json(change.before)} to {to}."]
             return [*said, twice] if change.duplicates else said
-        case BackfillDocument():
+        case backfills.BackfillDocument():
             return [f"After {as_json(found.begins_after)} up to {as_json(found.ends_at)}."]
-        case Replayed():
+        case landing.Replayed():
             return [f"{counted(found.landed, 'record')}."]
-        case Dropped():
+        case landing.Dropped():
             return [f"{counted(found.dropped, 'record')}."]
-        case Declared():
+        case declarations.Declared():
             options = [option for change in found.changes for option in change.options]
             said = [f"{one.option}: {_value(one.before)} → {_value(one.after)}" for one in options]
             notes = [change.note for change in found.changes if change.note]
@@ -205,10 +199,10 @@ def _value(value: Any) -> str:
 def failures(found: Any) -> list[str]:
     """What could not be done, one sentence each."""
     match found:
-        case Acted():
+        case feeds.Acted():
             return [f"{one.name}: {one.detail}" for one in found.failed]
-        case Declared():
+        case declarations.Declared():
             return [f"{change.name}: {change.detail}" for change in found.changes if change.error]
-        case Replayed():
+        case landing.Replayed():
             return [f"{number}: {why}" for number, why in found.refused.items()]
     return []

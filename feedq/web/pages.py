@@ -39,50 +39,13 @@ from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound
 from feedq.settings import settings
 from feedq.telemetry.event_names import EventKind
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs import wording
-from feedq.verbs.backfills import ENDED, BackfillDocument, show_backfill
-from feedq.verbs.details import (
-    author_of,
-    changes_of,
-    declaration_text,
-    event_detail,
-    feed_lines,
-    schedule_lines,
-    shown_facts,
-)
+from feedq.verbs import backfills, details, feeds, fleet, schedules, wording
 from feedq.verbs.diagnosis.checks import problems
-from feedq.verbs.feeds import count_feeds, list_feeds, show_feed
-from feedq.verbs.fleet import (
-    list_events,
-    list_landed,
-    list_problems,
-    show_landed,
-    show_status,
-)
 from feedq.verbs.landing import tap_feed
 from feedq.verbs.registry import OF, PAGE_MAX, At, Verb, query_of
-from feedq.verbs.schedules import (
-    list_runs,
-    list_schedules,
-    show_next_ticks,
-    show_schedule,
-)
 from feedq.verbs.troubles import TONES, Tone
-from feedq.web import dialogs
-from feedq.web.buttons import (
-    ASKS,
-    Ask,
-    Button,
-    bulk_buttons,
-    cancel_button,
-    page_buttons,
-    problem_buttons,
-    schedule_buttons,
-    worker_buttons,
-)
-from feedq.web.charts import landed_charts, owner_chart, sparkline
+from feedq.web import buttons, charts, dialogs, guard
 from feedq.web.dialogs import Dialog
-from feedq.web.guard import caller_of, refusal, user_of
 from feedq.web.queries import WebQueries, address_of, arguments_of
 
 P = ParamSpec("P")
@@ -165,7 +128,7 @@ class PageHandler(BaseHandler):
         """Renders the live part."""
 
     def caller(self, verb: Verb) -> Caller:
-        return caller_of(user_of(self), settings().flower_roles, verb.path)
+        return guard.caller_of(guard.user_of(self), settings().flower_roles, verb.path)
 
     @property
     def at(self) -> At:
@@ -228,7 +191,9 @@ class PageHandler(BaseHandler):
 
     def why_refused(self, verb: Verb) -> str:
         """Say why whoever is logged in may not call a verb here; empty when they may."""
-        if verb.changes and (why := refusal(self.application.options, is_open=self.unauthenticated_api)):
+        if verb.changes and (
+            why := guard.refusal(self.application.options, is_open=self.unauthenticated_api)
+        ):
             return why
         try:
             verb.require(self.caller(verb))
@@ -236,7 +201,7 @@ class PageHandler(BaseHandler):
             return str(error)
         return ""
 
-    def button(self, button: Button) -> str:
+    def button(self, button: buttons.Button) -> str:
         """Renders a button; refused, it says why, as its dialog does."""
         refused = self.why_refused(button.ask.verb) or button.refused
         asked = urlencode({"refused": refused} if refused else button.arguments, doseq=True)
@@ -250,7 +215,8 @@ class PageHandler(BaseHandler):
             template,
             tones=COLOURS,
             wording=wording,
-            why=wording.why,
+            details=details,
+            now=now(),
             stillness_of=stillness_of,
             url=self.url,
             RunState=RunState,
@@ -290,7 +256,7 @@ class FeedsPage(PageHandler):
     title = "Feeds"
     tab = "feeds"
     frame = "feeds.html"
-    verb = OF[list_feeds]
+    verb = OF[feeds.list_feeds]
 
     async def show(self) -> str:
         asked = arguments_of(self.verb, self.request.query, FEEDS_USUAL, own=("live",))
@@ -299,15 +265,15 @@ class FeedsPage(PageHandler):
         shown = replace(select, removing=True)
         page, counted = await asyncio.gather(
             self.queries.answer(self.at, self.verb, structs.replace(asked, select=shown)),
-            self.ask(count_feeds, select=replace(shown, statuses=()), text=text),
+            self.ask(feeds.count_feeds, select=replace(shown, statuses=()), text=text),
         )
         of_all = counted.counts
         if not page.items and (text or not select.is_empty):
-            of_all = (await self.ask(count_feeds)).counts
+            of_all = (await self.ask(feeds.count_feeds)).counts
         # Whoever has just chosen others sees them first, and their pictures as soon as they are asked for again.
         is_first = self.argument("live") == FIRST and self.application.options.auto_refresh
         names = () if is_first else tuple(view.feed.name for view in page.items)
-        landed = await self.ask(list_landed, names=names) if names else {}
+        landed = await self.ask(fleet.list_landed, names=names) if names else {}
         found = [one for one in counted.counts if one.status in (select.statuses or Status)]
         counts: Counter[Status] = Counter()
         for tally in counted.counts:
@@ -318,7 +284,6 @@ class FeedsPage(PageHandler):
             asked=asked,
             chosen=select.statuses,
             page=page,
-            now=now(),
             declared=sum(one.feeds for one in of_all),
             counts=counts,
             waiting=reasons(counted.counts),
@@ -329,8 +294,8 @@ class FeedsPage(PageHandler):
             statuses=lambda *wanted: replace(select, statuses=wanted),
             Order=SelectionOrder,
             more=min(FEEDS_MORE * asked.limit, PAGE_MAX),
-            sparks={name: sparkline(buckets) for name, buckets in landed.items()},
-            buttons=bulk_buttons(select, text, matching),
+            sparks={name: charts.sparkline(buckets) for name, buckets in landed.items()},
+            buttons=buttons.bulk_buttons(select, text, matching),
         )
 
 
@@ -340,50 +305,44 @@ class FeedPage(PageHandler):
     title = "Feed"
     tab = "feeds"
     frame = "feed.html"
-    verb = OF[show_feed]
+    verb = OF[feeds.show_feed]
 
     async def show(self) -> str:
         name = self.required("name", "acme/orders")
-        landed_of = OF[show_landed]
+        landed_of = OF[fleet.show_landed]
         asked = arguments_of(landed_of, self.request.query, {}, own=("live", "numbers"))
         found, events, generations, landed, backfill = await asyncio.gather(
-            self.ask(show_feed, name=name),
-            self.ask(list_events, feed=name, limit=EVENTS_SHOWN),
-            self.ask(list_events, feed=name, kinds=GENERATIONS, limit=GENERATIONS_SHOWN),
+            self.ask(feeds.show_feed, name=name),
+            self.ask(fleet.list_events, feed=name, limit=EVENTS_SHOWN),
+            self.ask(fleet.list_events, feed=name, kinds=GENERATIONS, limit=GENERATIONS_SHOWN),
             self.queries.answer(self.at, landed_of, asked),
             self._backfill(name),
         )
         return self.part(
             "feed_live.html",
-            view=found.view,
-            now=now(),
-            remedy=found.explanation,
-            card=("Lease", shown_facts(feed_lines(found, now=now()))),
-            declared=declaration_text(found.declaration),
+            found=found,
+            card=("Lease", details.feed_lines(found, now=now())),
             show_cursor=show_cursor,
             parent=None if found.view.feed.backfill is None else known_as(name),
             filling=backfill,
-            buttons=page_buttons(found.view, is_filling=backfill is not None),
+            buttons=buttons.page_buttons(found.view, is_filling=backfill is not None),
             history=events.items,
             generations=[listed.event for listed in generations.items],
-            detail=event_detail,
-            changes_of=changes_of,
-            author_of=author_of,
             span=asked.span,
             Span=Span,
             landed=landed.buckets,
-            charts=landed_charts(landed.buckets, asked.span),
-            owners=owner_chart(events.items, now=now()),
+            charts=charts.landed_charts(landed.buckets, asked.span),
+            owners=charts.owner_chart(events.items, now=now()),
             in_numbers=self.argument("numbers") == "1",
         )
 
-    async def _backfill(self, name: str) -> BackfillDocument | None:
+    async def _backfill(self, name: str) -> backfills.BackfillDocument | None:
         """Its backfill, if there is one under way."""
         try:
-            found = await self.ask(show_backfill, name=name)
+            found = await self.ask(backfills.show_backfill, name=name)
         except NotFound:
             return None
-        return None if found.status in ENDED.values() else found
+        return None if found.status in backfills.ENDED.values() else found
 
 
 class FleetPage(PageHandler):
@@ -391,15 +350,11 @@ class FleetPage(PageHandler):
 
     title = "Fleet"
     tab = "fleet"
-    verb = OF[show_status]
+    verb = OF[fleet.show_status]
 
     async def show(self) -> str:
-        data = await self.ask(show_status)
-        return self.part(
-            "fleet_live.html",
-            buttons_of=worker_buttons,
-            data=data,
-        )
+        data = await self.ask(fleet.show_status)
+        return self.part("fleet_live.html", buttons_of=buttons.worker_buttons, data=data)
 
 
 class ProblemsPage(PageHandler):
@@ -407,7 +362,7 @@ class ProblemsPage(PageHandler):
 
     title = "Problems"
     tab = "problems"
-    verb = OF[list_problems]
+    verb = OF[fleet.list_problems]
 
     @property
     def is_count(self) -> bool:
@@ -421,11 +376,11 @@ class ProblemsPage(PageHandler):
             super().fail(status, trouble)
 
     async def show(self) -> str:
-        data = await self.ask(show_status)
+        data = await self.ask(fleet.show_status)
         found = problems(data.warnings)
         if self.is_count:
             return f"({len(found):,})" if found else ""
-        return self.part("problems_live.html", listed=found, buttons_of=problem_buttons)
+        return self.part("problems_live.html", listed=found, buttons_of=buttons.problem_buttons)
 
 
 def now() -> datetime:
@@ -447,7 +402,7 @@ class SchedulesPage(PageHandler):
     title = "Schedules"
     tab = "schedules"
     frame = "schedules.html"
-    verb = OF[list_schedules]
+    verb = OF[schedules.list_schedules]
 
     async def show(self) -> str:
         asked = arguments_of(self.verb, self.request.query, SCHEDULES_USUAL, own=("live",))
@@ -456,8 +411,7 @@ class SchedulesPage(PageHandler):
             "schedules_live.html",
             asked=asked,
             page=page,
-            now=now(),
-            buttons_of=schedule_buttons,
+            buttons_of=buttons.schedule_buttons,
             link=partial(address_of, asked, SCHEDULES_USUAL),
         )
 
@@ -467,29 +421,30 @@ class SchedulePage(PageHandler):
 
     title = "Schedule"
     tab = "schedules"
-    verb = OF[show_schedule]
+    verb = OF[schedules.show_schedule]
 
     async def show(self) -> str:
         name = self.required("name", "acme/rollup")
         usual = {"schedule": name, "limit": RUNS_SHOWN}
-        asked = arguments_of(OF[list_runs], self.request.query, usual, own=("live", "name"))
+        asked = arguments_of(OF[schedules.list_runs], self.request.query, usual, own=("live", "name"))
         found, runs = await asyncio.gather(
-            self.ask(show_schedule, name=name), self.queries.answer(self.at, OF[list_runs], asked)
+            self.ask(schedules.show_schedule, name=name),
+            self.queries.answer(self.at, OF[schedules.list_runs], asked),
         )
         fires = found.schedule.state is ScheduleState.ACTIVE and not found.schedule.unreadable
-        ticks = (await self.ask(show_next_ticks, name=name, count=TICKS_SHOWN)).ticks if fires else ()
+        ticks = (
+            (await self.ask(schedules.show_next_ticks, name=name, count=TICKS_SHOWN)).ticks if fires else ()
+        )
         return self.part(
             "schedule_live.html",
             found=found,
             row=found.schedule,
-            now=now(),
             ticks=ticks,
             runs=runs.items,
-            buttons=schedule_buttons(found.schedule),
-            cancel_button=cancel_button,
+            buttons=buttons.schedule_buttons(found.schedule),
+            cancel_button=buttons.cancel_button,
             chosen=asked.states,
-            card=("Now", shown_facts(schedule_lines(found, now=now()))),
-            declared=declaration_text(found.declaration),
+            card=("Now", details.schedule_lines(found, now=now())),
         )
 
 
@@ -521,10 +476,12 @@ class DialogPage(PageHandler):
             self.set_status(dialog.problem.status)
         self._show(dialog)
 
-    async def _after(self, kind: str, step: Callable[[At, Ask, str], Dialog], reason: str = "") -> Dialog:
-        if kind not in ASKS:
+    async def _after(
+        self, kind: str, step: Callable[[At, buttons.Ask, str], Dialog], reason: str = ""
+    ) -> Dialog:
+        if kind not in buttons.ASKS:
             raise web.HTTPError(404)
-        ask = ASKS[kind]
+        ask = buttons.ASKS[kind]
         at = self.queries.at(self.caller(ask.verb))
         try:
             if why := self.why_refused(ask.verb) or self.argument("refused"):

@@ -12,16 +12,8 @@ from feedq.api.handler import Served
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.verbs import registry
+from feedq.web import pages
 from feedq.web.guard import TASKS_KEPT, FlowerApi, GuardedFlower
-from feedq.web.pages import (
-    DialogPage,
-    FeedPage,
-    FeedsPage,
-    FleetPage,
-    ProblemsPage,
-    SchedulePage,
-    SchedulesPage,
-)
 from feedq.web.queries import WebQueries
 
 STATIC = Path(__file__).with_name("static")
@@ -61,14 +53,14 @@ def addresses(queries: WebQueries) -> list[Any]:
     shared: dict[str, Any] = {"queries": queries}
     served = Served(queries.endpoint, queries.calls, changed=queries.forget)
     return [
-        url(r"/feeds", FeedsPage, shared, name="feeds"),
-        url(r"/feed", FeedPage, shared, name="feed"),
-        url(r"/fleet", FleetPage, shared, name="fleet"),
-        url(r"/problems", ProblemsPage, shared, name="problems"),
+        url(r"/feeds", pages.FeedsPage, shared, name="feeds"),
+        url(r"/feed", pages.FeedPage, shared, name="feed"),
+        url(r"/fleet", pages.FleetPage, shared, name="fleet"),
+        url(r"/problems", pages.ProblemsPage, shared, name="problems"),
         url(r"/api/v1(/.*)", FlowerApi, {"served": served}, name="feedq_api"),
-        url(r"/feedq/ask/([a-z-]+)", DialogPage, shared, name="feedq_ask"),
-        url(r"/schedules", SchedulesPage, shared, name="schedules"),
-        url(r"/schedule", SchedulePage, shared, name="schedule"),
+        url(r"/feedq/ask/([a-z-]+)", pages.DialogPage, shared, name="feedq_ask"),
+        url(r"/schedules", pages.SchedulesPage, shared, name="schedules"),
+        url(r"/schedule", pages.SchedulePage, shared, name="schedule"),
         url(r"/feedq/static/(.*)", StaticFileHandler, {"path": str(STATIC)}, name="feedq_static"),
     ]
 

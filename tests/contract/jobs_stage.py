@@ -6,9 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from feedq.control.store.protocol import job_from
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Offer, Run, RunState
 from feedq.core.schedule.outcome import unsuccessful
+from feedq.core.schedule.spec import ScheduleSpec
 from tests.contract.jobs_harness import JobsHarness
 from tests.schedules import INTERVAL_S
 
@@ -79,6 +81,11 @@ def states(jobs: JobsHarness, name: str = "nightly") -> dict[RunState, int]:
 def runs_of(jobs: JobsHarness, name: str = "nightly") -> list[Run]:
     """The oldest first."""
     return jobs.schedules.runs(name, limit=1_000)[::-1]
+
+
+def job_of_run(jobs: JobsHarness, run: Run) -> ScheduleSpec:
+    ((stored,),) = jobs.execute("SELECT job::text FROM feedq.run WHERE id = %s", run.id)
+    return job_from(str(stored))
 
 
 def due_later(jobs: JobsHarness, run: Run, seconds: float) -> None:

@@ -200,12 +200,12 @@ def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> 
     assert "only args and kwargs" in shell.run("schedule", "trigger", POLL, "queue=x").stderr
     skipped = shell.json("schedule", "trigger", POLL, status=1)
     assert skipped["state"] == "skipped_overlap"
-    ended(harness, RunState.FAILED, reason="ValueError: no such table")
+    ended(harness, RunState.FAILED, reason="ValueError: no such table at postgresql://u:hunter2@db/x")
     (failed,) = shell.json("schedule", "runs", POLL, "--state", "failed")
-    assert failed["reason"] == "ValueError: no such table"
+    assert failed["reason"] == "ValueError: no such table at postgresql://u:***@db/x"
     header, line = shell.ok("schedule", "runs", POLL, "--state", "failed").splitlines()
     assert header.split() == ["ID", "KEY", "STATE", "WORKER", "DUE", "LAG", "TOOK", "NOTE"]
-    assert line.endswith("trigger; ValueError: no such table")
+    assert line.endswith("trigger; ValueError: no such table at postgresql://u:***@db/x")
     assert "acme/poll/trigger:k" in shell.ok("schedule", "runs")
     assert shell.ok("schedule", "runs", "--state", "lost") == "no runs\n"
     assert failed["lag_s"] >= 0

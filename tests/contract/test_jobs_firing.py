@@ -14,7 +14,7 @@ from feedq.control.store.jobs import firing
 from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, runs_of, states
+from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, job_of_run, runs_of, states
 from tests.schedules import INTERVAL_S, Keys, job_of
 
 S = RunState
@@ -105,7 +105,7 @@ def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> N
     )
     assert run.key == tick.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + run.key[19:]
     assert run.key.endswith("Z")
-    assert run.job == job_of(schedule.spec)
+    assert job_of_run(jobs, run) == job_of(schedule.spec)
     assert fired.runs == 1
     ((ahead, start_by, queue),) = jobs.execute("SELECT due_at - rank_at, start_by, queue FROM feedq.run")
     assert (ahead, queue) == (timedelta(seconds=7), "reports")

@@ -133,7 +133,7 @@ def test_runs_that_wait_keep_the_job_they_were_made_with(jobs: JobsHarness) -> N
     waiting = jobs.schedules.trigger("nightly")
     jobs.schedules.edit("nightly", schedule_spec(task="tasks.other", queue="other", priority=9))
     assert jobs.schedules.run(waiting.id) == waiting
-    assert waiting.job.task == "tasks.report"
+    assert waiting.task == "tasks.report"
 
 
 def test_a_new_name_brings_other_hashed_ticks_and_the_first_of_them_is_not_left_out(

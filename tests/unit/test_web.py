@@ -32,7 +32,7 @@ from feedq.verbs.details import Fact, schedule_lines, shown
 from feedq.verbs.feeds import list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
 from feedq.verbs.schedules import ScheduleDocument, schedule_row
-from feedq.verbs.wording import lag_s, seconds, tick_of, took_s
+from feedq.verbs.wording import seconds, tick_of, took_s
 from feedq.web.buttons import ASKS, bulk_buttons
 from feedq.web.charts import HEIGHT, LEAST, landed_charts
 from feedq.web.dialogs import declared_in
@@ -230,10 +230,10 @@ def schedule(of: ScheduleSpec | None = None, **changes: Any) -> Schedule:
 def run(**changes: Any) -> Run:
     made = Run(
         id=41,
-        schedule_id=7,
         schedule="acme/rollup",
-        kind=RunKind.TICK,
         key="2026-01-01T00:00:00Z",
+        correlation_id="acme/rollup/2026-01-01T00:00:00Z",
+        kind=RunKind.TICK,
         tick_at=NOW,
         ticks=1,
         due_at=NOW + timedelta(seconds=1),
@@ -246,7 +246,9 @@ def run(**changes: Any) -> Run:
         started_at=NOW + timedelta(seconds=1.25),
         deadline_at=None,
         ended_at=NOW + timedelta(seconds=31.25),
-        job=spec(),
+        task="tasks.rollup",
+        queue="default",
+        lag_s=0.25,
     )
     return replace(made, **changes)
 
@@ -254,8 +256,7 @@ def run(**changes: Any) -> Run:
 # -- words -------------------------------------------------------------------------------------------
 
 
-def test_a_runs_lag_counts_from_when_it_was_due_and_not_from_its_tick() -> None:
-    assert lag_s(run()) == 0.25
+def test_a_run_takes_from_its_start_to_its_end() -> None:
     assert took_s(run(), now=NOW + timedelta(days=1)) == 30
     assert [seconds(value) for value in (None, 0.25, 30.0)] == [None, "250 ms", "30s"]
 

@@ -97,21 +97,22 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: one row of history, or on its way."""
+    """A run, one row of history or on its way, as people may see it: without the arguments of its job."""
 
     id: int
-    schedule_id: int
     schedule: str
-    kind: RunKind
     key: str
-    """Unique in its schedule: the tick's time, or ``trigger:`` and what the trigger said. The correlation id in
-    logs is ``schedule/key``."""
+    """Unique in its schedule: the tick's time, or ``trigger:`` and what the trigger said."""
+    correlation_id: str
+    """``schedule/key``, as it stands in logs."""
+    kind: RunKind
     tick_at: datetime
     ticks: int
     """How many ticks this row stands for: more than one only where many were missed in a row."""
     due_at: datetime
     state: RunState
     reason: str | None
+    """Passwords in URLs are masked."""
     attempt: int
     fence: int
     worker_id: UUID | None
@@ -119,8 +120,10 @@ class Run:
     started_at: datetime | None
     deadline_at: datetime | None
     ended_at: datetime | None
-    job: ScheduleSpec
-    """The schedule that it was made from, without what says when."""
+    task: str
+    queue: str
+    lag_s: float | None
+    """How long after it was due it began; null until it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from feedq.control.store.database import Aggregate, Connection, in_transaction
-from feedq.control.store.protocol import job_from
+from feedq.core.passwords import mask_url
 from feedq.core.schedule.model import (
     Run,
     RunKind,
@@ -35,9 +35,10 @@ SCHEDULE_COLUMNS = (
 to look each column up by its name takes longer than all else that is done with it."""
 SCHEDULE_WIDTH = 12
 RUN_COLUMNS = (
-    "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
-    "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
-    "r.deadline_at, r.ended_at, r.job::text AS run_job"
+    "r.id AS run_id, s.name AS schedule_name, r.key, s.name || '/' || r.key AS correlation_id, r.kind, r.tick_at, "
+    "r.ticks, r.due_at, r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, "
+    "r.started_at, r.deadline_at, r.ended_at, r.job ->> 'task' AS task, r.queue, CASE WHEN r.state NOT IN "
+    "('buffered', 'waiting') THEN greatest(extract(epoch FROM r.started_at - r.due_at), 0)::float8 END AS lag_s"
 )
 """The columns of a run, with its schedule and its worker joined to it."""
 UNREADABLE = "(cannot be read)"
@@ -324,12 +325,9 @@ def shown_schedule_from(row: Any) -> Schedule:
 
 def run_from(row: Any) -> Run:
     """Reads `RUN_COLUMNS`."""
-    run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
-    try:
-        rest.append(job_from(job))
-    except InvalidInput:
-        rest.append(ScheduleSpec.of({"name": name, "task": UNREADABLE}))
-    return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
+    run_id, name, key, correlation_id, kind, tick_at, ticks, due_at, state, reason, *rest = row
+    head = (run_id, name, key, correlation_id, RunKind(kind), tick_at, ticks, due_at, RunState(state))
+    return Run(*head, None if reason is None else mask_url(reason), *rest)
 
 
 def view_from(row: Any) -> ScheduleView:
