@@ -39,7 +39,7 @@ class RecordingListener:
         self._keeper = LeaseKeeper(
             store,
             CoreDriver(core, self._perform),
-            describe,
+            lambda: store.workers.register(describe(), ttl_s=settings.ttl_s),
             settings=settings,
             clock=clock,
             load=Load,

@@ -41,7 +41,7 @@ from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import run_reconcile, store
 from feedq.control.store.migrate import require_current
 from feedq.core.limits import TASK_EVENTS_GATHERED_S
-from feedq.core.model import NewWorker
+from feedq.core.model import NewWorker, Worker
 from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.settings import Settings, settings
 from feedq.telemetry import traces
@@ -165,7 +165,7 @@ class FeedqStep(bootsteps.StartStopStep):
         supervisor = Supervisor(
             store(),
             s,
-            lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
+            partial(_register, worker, places, s),
             reconcile=lambda: worker.pool.run_control(run_reconcile),
             watch=_watch(s),
         )
@@ -412,6 +412,12 @@ class Places:
 def _queues(worker: Any) -> set[str]:
     """Return the queues that the worker was told to consume; its own queue is not named to anybody."""
     return set(worker.app.amqp.queues.consume_from) - {node_queue(worker.hostname)}
+
+
+def _register(worker: Any, places: Places, s: Settings) -> Worker:
+    """Begin a worker session. Raises `Unavailable`."""
+    new = _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks))
+    return store().workers.register(new, ttl_s=s.ttl_s)
 
 
 def _describe(hostname: str, places: Places, s: Settings, *, tasks: Collection[str]) -> NewWorker:

@@ -155,18 +155,10 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
 
 # -- blame -------------------------------------------------------------------------------------------
 
-QUARANTINE_RETRY_S = (10.0, 600.0)
-"""The time between two tries of a feed that ends its own process: at first, and at most."""
 QUARANTINE_S = 600.0
 """A feed that workers were lost to runs apart from others until it has landed records for this long without harm;
 twice as long after each further loss. What ended two processes may need some minutes to do so again."""
 QUARANTINE_MAX_S = 86_400.0
-
-
-def quarantine_retry_s(blamed: int) -> float:
-    """Return how long a feed in quarantine waits for its next try, after so many losses."""
-    first_s, most_s = QUARANTINE_RETRY_S
-    return float(min(most_s, first_s * 2.0 ** min(max(blamed, 1) - 1, 16)))
 
 
 def is_in_company(lease: Lease) -> bool:

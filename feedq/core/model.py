@@ -599,7 +599,6 @@ class Claim:
     attempts: int
     failures: int = 0
     quarantined: bool = False
-    blamed: int = 0
     is_new_here: bool = False
     """Whether it has not failed on this worker yet, and so should go elsewhere soon if it does."""
     has_failed: bool = False

@@ -5,7 +5,6 @@ feed has ended, time has passed. Each call returns the actions that follow, in t
 carried out. The core itself does nothing; whoever drives it carries them out and reports what came of it:
 
 * `feedq.worker.supervisor` with the threads of a worker process,
-* `feedq.worker.external_stream` for one feed in quarantine,
 * the scenarios and simulations of the tests, with a clock that they set themselves.
 
 An event may come late, twice, or after what it is about has ended; it then has no effect. Times are seconds of one
@@ -46,14 +45,15 @@ from feedq.core.worker_actions import (
     ReleaseLeases,
     Resume,
     RunReconcile,
+    StartApart,
     StartFeeds,
     StopFeeds,
     Suspend,
 )
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 
-QUARANTINE_SLOTS = 4
-"""Feeds in quarantine that one worker runs at a time, each in a process of its own that may take 1 GiB."""
+APART_SLOTS = 4
+"""Feeds that one worker runs apart at a time, each in a process of its own that may take 1 GiB."""
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 1.0
 """A database that is back is noticed within this, well inside what is left of a ttl."""
@@ -74,7 +74,7 @@ STOPS_PART = 0.5
 last of them have no time to commit, and their leases wait to be taken away; with a smaller one more feeds of the
 fleet begin at once than their sources may like."""
 NO_SLOT_RETRY_S = 30.0
-"""When a feed in quarantine is tried again for which no slot was free here."""
+"""When a feed that is to run apart is tried again for which no slot was free here."""
 
 
 # -- states ------------------------------------------------------------------------------------------
@@ -128,12 +128,15 @@ class FeedState(StrEnum):
     """It was told to commit what it has received and to end."""
     LOST = "lost"
     """It has or may have another owner, and has not ended yet."""
+    APART = "apart"
+    """A process was begun for it, which takes its lease over and answers for it as any worker does."""
 
 
 class FeedEvent(StrEnum):
     """An event that changes the state of a feed."""
 
     GRANTED = "granted"
+    PART = "part"
     STOP = "stop"
     LOSE = "lose"
 
@@ -141,6 +144,7 @@ class FeedEvent(StrEnum):
 FEED_TRANSITIONS: Mapping[tuple[FeedState, FeedEvent], FeedState] = MappingProxyType(
     {
         (FeedState.CLAIMING, FeedEvent.GRANTED): FeedState.RUNNING,
+        (FeedState.CLAIMING, FeedEvent.PART): FeedState.APART,
         (FeedState.RUNNING, FeedEvent.STOP): FeedState.STOPPING,
         (FeedState.RUNNING, FeedEvent.LOSE): FeedState.LOST,
         (FeedState.STOPPING, FeedEvent.STOP): FeedState.STOPPING,
@@ -165,8 +169,6 @@ class WorkerFeed:
     message: object = None
     """What the driver passed with the message of the assignment, once that has come."""
     state: FeedState = FeedState.CLAIMING
-    in_quarantine: bool = False
-    """It runs in a process of its own, which follows its lease by itself."""
     told_at: float = float("-inf")
     """When it was last told that its lease is lost."""
 
@@ -189,8 +191,9 @@ class _Drain:
 class WorkerCore:
     """The decisions of one worker process, through as many worker sessions as it takes. Not thread-safe."""
 
-    def __init__(self, settings: Settings, *, rng: Random, now: float) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, *, rng: Random, now: float, is_apart: bool = False) -> None:
+        """``is_apart``: this is the process of one feed that runs apart."""
+        self._settings, self._is_apart = settings, is_apart
         self.state = SessionState.JOINING
         self.worker_id: UUID | None = None
         """The worker session that was registered last; None before the first."""
@@ -259,7 +262,8 @@ class WorkerCore:
 
     def registered(self, worker_id: UUID, *, capacity: int, now: float) -> list[Action]:
         """A worker session has begun. The next heartbeat confirms it."""
-        self.worker_id, self.capacity, self.needs_session = worker_id, capacity, False
+        self.worker_id, self.needs_session = worker_id, False
+        self.capacity = 1 if self._is_apart else capacity
         self._trust = TrustWindow()
         self.live_connections.clear()
         self._asked.clear()
@@ -445,25 +449,27 @@ class WorkerCore:
     def _start(self, worker_id: UUID, granted: list[tuple[Claim, WorkerFeed]], now: float) -> list[Action]:
         # With its first feeds a worker asks at once how many workers share the pace of connections.
         actions: list[Action] = [] if self._running else self.beat_now(now=now)
-        starting = []
+        starting, parting = [], []
         for claim, feed in granted:
-            if claim.quarantined and not self._has_slot():
-                release = Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S)
-                actions += self._release(feed, release, "no slot for a feed in quarantine is free here")
-                continue
             before = self._running.get(claim.feed.id)
             if before is not None:
                 # The feed came back before its last stream here has ended.
                 actions += self._lose([before], now)
-            feed.after(FeedEvent.GRANTED)
-            feed.in_quarantine = claim.quarantined
-            self._running[claim.feed.id] = feed
-            starting.append(claim)
-        return [*actions, StartFeeds(worker_id, starting)]
+            if not claim.quarantined or self._is_apart:
+                feed.after(FeedEvent.GRANTED)
+                self._running[claim.feed.id] = feed
+                starting.append(claim)
+            elif sum(True for _ in self._apart()) < APART_SLOTS:
+                feed.after(FeedEvent.PART)
+                parting.append(claim)
+            else:
+                release = Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S)
+                actions += self._release(feed, release, "no slot for a feed that runs apart is free here")
+        actions += [StartApart(worker_id, parting)] if parting else []
+        return actions + ([StartFeeds(worker_id, starting)] if starting else [])
 
-    def _has_slot(self) -> bool:
-        used = sum(feed.in_quarantine for feed in self._running.values())
-        return used < QUARANTINE_SLOTS
+    def _apart(self) -> Iterator[WorkerFeed]:
+        return (feed for feed in self._feeds.values() if feed.state is FeedState.APART)
 
     # -- from a feed that runs to one that has ended -------------------------------------------------
 
@@ -486,11 +492,7 @@ class WorkerCore:
     def stop_feed(self, feed_id: int) -> list[Action]:
         """Somebody revoked the task of a feed; reconcile will start it again elsewhere."""
         feed = self._running.get(feed_id)
-        if feed is None:
-            return []
-        if feed.in_quarantine:
-            return [StopFeeds([(feed.assigned_key, Reason.RELEASED)])]
-        return self._stop([(feed, Reason.RELEASED)])
+        return [] if feed is None else self._stop([(feed, Reason.RELEASED)])
 
     def reports_refused(self, keys: Iterable[FeedKey], *, now: float) -> list[Action]:
         """The database has no such leases of this worker: somebody else may have them by now."""
@@ -511,8 +513,8 @@ class WorkerCore:
         that question have been told to the core, and none of those sent after it."""
         if worker_id != self.worker_id or self.needs_session:
             return []  # declared gone meanwhile: what runs here is another session's
-        unrun = set(held) - {feed.key for feed in self._running.values()}
-        lost = [f for f in self._running.values() if f.key not in held and not f.in_quarantine]
+        unrun = set(held) - {feed.key for feed in (*self._running.values(), *self._apart())}
+        lost = [feed for feed in self._running.values() if feed.key not in held]
         releases = [Release(*key, Reason.RELEASED) for key in sorted(unrun)]
         return self._lose(lost, now) + ([ReleaseLeases(worker_id, releases)] if releases else [])
 
@@ -526,7 +528,7 @@ class WorkerCore:
         self, assigned_key: FeedKey, release: Release | None, why: str, *, now: float
     ) -> list[Action]:
         """A feed does not run here any more. ``release`` is what is to become of its lease; None: that is lost,
-        or was released by the feed's own process."""
+        or the feed's own process had it."""
         feed = self._feeds.get(assigned_key)
         if feed is None or feed.state is FeedState.CLAIMING:
             return []
@@ -551,15 +553,14 @@ class WorkerCore:
     def _stop(self, stops: list[tuple[WorkerFeed, Reason]]) -> list[Action]:
         told: list[tuple[FeedKey, Reason]] = []
         for feed, reason in stops:
-            if not feed.in_quarantine:  # these follow their leases themselves
-                feed.after(FeedEvent.STOP)
-                told.append((feed.assigned_key, reason))
+            feed.after(FeedEvent.STOP)
+            told.append((feed.assigned_key, reason))
         return [StopFeeds(told)] if told else []
 
     def _lose(self, feeds: Iterable[WorkerFeed], now: float) -> list[Action]:
         told = []
         for feed in feeds:
-            if not feed.in_quarantine and feed.state is not FeedState.LOST:
+            if feed.state is not FeedState.LOST:
                 feed.after(FeedEvent.LOSE)
                 feed.told_at = now
                 self._lost[feed.assigned_key] = feed
@@ -583,7 +584,7 @@ class WorkerCore:
         actions: list[Action] = []
         if self.worker_id is not None and not self.needs_session:
             actions.append(AnnounceDrain(self.worker_id))
-        waiting = [feed for feed in self._running.values() if not feed.in_quarantine]
+        waiting = list(self._running.values())
         pause_s = stops_pause_s(len(waiting), within_s=self._settings.drain_timeout_s * STOPS_PART)
         self._drain = _Drain(deque(waiting), pause_s, now)
         return actions + self._stop_next(now) + self._drained()
@@ -597,4 +598,5 @@ class WorkerCore:
         return self._stop([(feed, Reason.RELEASED) for feed in some if feed.assigned_key in self._feeds])
 
     def _drained(self) -> list[Action]:
-        return [Drained()] if self.is_draining and not self._running else []
+        is_over = self.is_draining and not self._running and not any(self._apart())
+        return [Drained()] if is_over else []

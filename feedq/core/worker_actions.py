@@ -38,7 +38,7 @@ class BeginSession:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """The worker session was declared gone: cut every socket, end what runs apart, and register anew."""
+    """The worker session was declared gone: cut every socket, and register anew."""
 
     worker_id: UUID
 
@@ -68,7 +68,15 @@ class ClaimFeeds:
 
 @dataclass(frozen=True, slots=True)
 class StartFeeds:
-    """Claims that were granted: stream them. Those in quarantine run in processes of their own."""
+    """Claims that were granted: stream them."""
+
+    worker_id: UUID
+    claims: list[Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class StartApart:
+    """Claims that were granted: begin a process for each, which takes its lease over."""
 
     worker_id: UUID
     claims: list[Claim]
@@ -163,6 +171,7 @@ Action: TypeAlias = (
     | FetchHeld
     | ClaimFeeds
     | StartFeeds
+    | StartApart
     | StopFeeds
     | LoseFeeds
     | CutSockets

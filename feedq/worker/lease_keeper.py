@@ -20,7 +20,7 @@ from feedq.control.store.channels import NotifyReason
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.clock import Clock
-from feedq.core.model import Heartbeat, Load, NewWorker, Worker
+from feedq.core.model import Heartbeat, Load, Worker
 from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
 from feedq.core.worker_actions import Action
 from feedq.errors import FeedqError, Unavailable
@@ -77,7 +77,7 @@ class LeaseKeeper:
         self,
         store: PostgresStore,
         driver: CoreDriver,
-        new_worker: Callable[[], NewWorker],
+        register: Callable[[], Worker],
         *,
         settings: Settings,
         clock: Clock,
@@ -85,10 +85,10 @@ class LeaseKeeper:
         stalled_s: Callable[[], float],
         on_answer: Callable[[Heartbeat], None],
     ) -> None:
-        """``load`` is what each heartbeat says, ``stalled_s`` for how long the event loop has stood still
-        although it could have turned, ``on_answer`` hears what each answer says beside what the core decides
-        by."""
-        self._store, self._driver, self._new_worker = store, driver, new_worker
+        """``register`` begins a worker session, ``load`` is what each heartbeat says, ``stalled_s`` for how long
+        the event loop has stood still although it could have turned, ``on_answer`` hears what each answer says
+        beside what the core decides by."""
+        self._store, self._driver, self._register_session = store, driver, register
         self._settings, self._clock = settings, clock
         self._load, self._stalled_s, self._on_answer = load, stalled_s, on_answer
         self._core = driver.core
@@ -177,8 +177,7 @@ class LeaseKeeper:
 
     def _register(self) -> None:
         """Begin a worker session. Raises `Unavailable`."""
-        worker = self._store.workers.register(self._new_worker(), ttl_s=self._settings.ttl_s)
-        self.worker = worker
+        worker = self.worker = self._register_session()
         now = self._clock.monotonic()
         self._driver.tell(self._core.registered, worker.id, capacity=worker.capacity, now=now)
         with self._lock:

@@ -33,7 +33,6 @@ from feedq.core.model import (
     Heartbeat,
     Load,
     Loss,
-    NewWorker,
     Progress,
     Reason,
     Release,
@@ -48,6 +47,7 @@ from feedq.errors import Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.activity import CHECK_S, NO_FEED, Activity, Scheduling, StallClock, current_feed
+from feedq.worker.apart import Apart
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
@@ -55,7 +55,6 @@ from feedq.worker.memory import MemoryWatch
 from feedq.worker.monitor import Watch
 from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import ProgressReporter
-from feedq.worker.quarantine import Quarantine
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import TapWriter
@@ -91,25 +90,28 @@ class Supervisor:
         self,
         store: PostgresStore,
         settings: Settings,
-        new_worker: Callable[[], NewWorker],
+        register: Callable[[], Worker],
         *,
         reconcile: Callable[[], None],
         watch: Watch | None = None,
+        activity: Activity | None = None,
+        is_apart: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """``watch``: the monitor of this process, if it has one."""
+        """``register`` begins a worker session. ``watch``: the monitor of this process, if it has one;
+        ``activity``: its notes, where its worker is the monitor. ``is_apart``: it runs one feed apart."""
         self._store, self._settings = store, settings
         self._reconcile = reconcile
         self._watch = watch
-        self._activity = watch.activity if watch is not None else Activity.private()
+        self._activity = watch.activity if watch is not None else activity or Activity.private()
         self._clock = clock = clock or SystemClock()
         self._rng = rng = Random()
-        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic())
+        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic(), is_apart=is_apart)
         self._driver = CoreDriver(self.core, self._perform)
         self.lease_keeper = LeaseKeeper(
             store,
             self._driver,
-            new_worker,
+            register,
             settings=settings,
             clock=clock,
             load=self.load,
@@ -129,7 +131,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._runners: dict[FeedKey, FeedRunner] = {}
         """The runners by the key that the feed was assigned under. Changed on the loop, read from any thread."""
-        self._quarantine = Quarantine(settings, on_ended=self._feed_ended)
+        self._apart = Apart(settings, on_ended=self._apart_ended, on_lost=self._apart_lost)
         self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
         self._trusted = asyncio.Event()
         self._tap_writer = TapWriter(self._loop, elsewhere=self.lease_client.do, send=self._send_taps)
@@ -183,7 +185,7 @@ class Supervisor:
             return Counter()
         owner = self._owner(worker)
         counts = Counter(runner.progress.status(owner) for runner in self._all_runners())
-        counts[Status.QUARANTINED] += len(self._quarantine)
+        counts[Status.QUARANTINED] += len(self._apart)
         return counts
 
     def _owner(self, worker: Worker) -> Owner:
@@ -222,7 +224,7 @@ class Supervisor:
             left = [runner.feed.name for runner in self._all_runners()]
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self._cut_all_sockets()
-            self._quarantine.kill_all()
+            self._apart.kill_all()
         worker = self.lease_keeper.worker
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
         leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
@@ -267,6 +269,7 @@ class Supervisor:
 
     def cancel(self, feed_id: int) -> None:
         """Stop one feed because somebody revoked its task; reconcile will start it again elsewhere."""
+        self._apart.release(feed_id)
         self._driver.tell(self.core.stop_feed, feed_id)
 
     def _claims_answered(
@@ -288,6 +291,8 @@ class Supervisor:
         match action:
             case actions.StartFeeds():
                 self._soon(self._start_feeds, action.worker_id, action.claims)
+            case actions.StartApart():
+                self._soon(self._start_apart, action.worker_id, action.claims)
             case actions.StopFeeds():
                 self._soon(self._stop_feeds, action.feeds)
             case actions.LoseFeeds():
@@ -346,7 +351,6 @@ class Supervisor:
                 self._sink_pool.renew()
             case actions.EndSession():
                 self._cut_all_sockets()
-                self._quarantine.kill_all()
                 self._was_interrupted = True
                 self._soon(self._trusted.clear)
             case _:
@@ -382,14 +386,24 @@ class Supervisor:
         services = self._worker_services()
         for claim in claims:
             try:
-                if claim.quarantined:
-                    self._quarantine.start(claim, worker_id)
-                else:
-                    self._start_runner(FeedRunner(claim, services), claim, worker_id)
+                self._start_runner(FeedRunner(claim, services), claim, worker_id)
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
-                reason = Reason.QUARANTINED if claim.quarantined else Reason.BACKOFF
-                self._release_unstarted(claim.key, claim.key, reason, mask_url(str(error)))
+                self._release_unstarted(claim.key, claim.key, Reason.BACKOFF, mask_url(str(error)))
+
+    def _start_apart(self, worker_id: UUID, claims: list[Claim]) -> None:
+        for claim in claims:
+            try:
+                self._apart.start(claim, worker_id)
+            except RuntimeError as error:
+                logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
+                self._release_unstarted(claim.key, claim.key, Reason.QUARANTINED, str(error))
+
+    def _apart_ended(self, key: FeedKey, release: Release | None) -> None:
+        self._feed_ended(key, release, release.reason.value if release else "ended")
+
+    def _apart_lost(self, session: UUID, loss: Loss) -> None:
+        self.lease_client.do(partial(self._store.workers.report_loss, session, loss, has_ended=True))
 
     def _start_runner(self, runner: FeedRunner, claim: Claim, worker_id: UUID) -> None:
         live = self._live(runner, claim.key, worker_id)
@@ -403,11 +417,7 @@ class Supervisor:
     def _check_started(self) -> None:
         """Release feeds that were to start here and do not run, whatever kept them from it: the control database
         would have them connecting for ever. They are missed twice, as the start of one may be about to come."""
-        missed = {
-            feed.assigned_key: feed
-            for feed in self.core
-            if feed.assigned_key not in self._runners and feed.assigned_key not in self._quarantine
-        }
+        missed = {feed.assigned_key: feed for feed in self.core if feed.assigned_key not in self._runners}
         for assigned_key in missed.keys() & self._missed:
             feed = missed.pop(assigned_key)
             logger.error(LogEvent.UNEXPECTED, where="start", feed_id=assigned_key[0], error="it does not run")
@@ -418,8 +428,6 @@ class Supervisor:
         for assigned_key, reason in feeds:
             if (runner := self._runners.get(assigned_key)) is not None:
                 runner.interrupt(Interrupt.STOP, reason=reason)
-            else:
-                self._quarantine.cancel(assigned_key)
 
     def _lose_feeds(self, keys: list[FeedKey]) -> None:
         for assigned_key in keys:
@@ -514,6 +522,7 @@ class Supervisor:
             return
         worker = self.lease_keeper.worker
         logger.info(LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=self.feeds)
+        self._apart.drain()
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
 
     def _tick(self, count: int) -> None:

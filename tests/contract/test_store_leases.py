@@ -22,7 +22,6 @@ from feedq.core.model import (
     Rewind,
     TargetState,
     Worker,
-    WorkerState,
 )
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import TTL_S, Harness, progress, spec
@@ -306,31 +305,6 @@ def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> 
     assert harness.store.leases.stop_requests(worker.id) == []
 
 
-def test_a_stream_beside_its_worker_can_follow_its_lease(harness: Harness) -> None:
-    worker, feed = harness.worker(ttl_s=60), harness.feed()
-    key = harness.run(feed, worker)
-    harness.elapse(20)
-    followed = harness.store.leases.follow(key)
-    assert followed is not None
-    assert (followed.worker_id, followed.worker_state) == (worker.id, WorkerState.ACTIVE)
-    assert followed.stopping is None
-    assert followed.remaining_s == pytest.approx(40, abs=5)
-    harness.stop(feed)
-    followed = harness.store.leases.follow(key)
-    assert followed is not None
-    assert followed.stopping is Reason.PAUSED
-    assert harness.store.leases.follow((key[0], key[1] + 1)) is None
-    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
-    assert harness.store.leases.follow(key) is None
-
-
-def test_there_is_nothing_to_follow_once_the_worker_is_gone(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
-    harness.expire_workers(worker)
-    assert harness.store.leases.follow(key) is None
-
-
 @pytest.mark.parametrize(("above", "raised_to"), [(41, 42), (1, 2), (0, 2)])
 def test_a_raised_epoch_is_above_both(harness: Harness, above: int, raised_to: int) -> None:
     worker, feed = harness.worker(), harness.feed()
@@ -382,9 +356,6 @@ def test_a_claim_says_whether_the_owner_was_lost_a_moment_ago_beside_this_worker
     harness.expire_workers(lost)
     after = claimed(beside)
     assert after.after_loss
-    found = harness.store.leases.claimed(beside.id, after.key)
-    assert found is not None
-    assert not found.after_loss, "it has had its turn"
     harness.elapse(1)
     harness.store.leases.release(beside.id, [Release(*after.key, Reason.RELEASED)])
     assert not claimed(beside).after_loss, "that was another epoch"

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from feedq.core.lease import QUARANTINE_S
-from feedq.core.model import Feed, Lease, LeaseState, Loss, Reason, Release, Worker
+from feedq.core.model import (
+    Feed,
+    FeedKey,
+    Lease,
+    LeaseState,
+    Loss,
+    NewWorker,
+    Reason,
+    Release,
+    Worker,
+    WorkerTarget,
+)
+from feedq.errors import LeaseLost
 from feedq.telemetry.logs import EventKind
 from tests.contract.harness import Harness, progress
 
@@ -59,14 +73,85 @@ def test_a_claim_says_that_the_feed_is_to_run_apart(harness: Harness) -> None:
     harness.store.workers.report_loss(lost.id, certain(feed))
     key = harness.assign(feed, worker)
     (claim,) = harness.store.leases.claim(worker.id, [key])
-    assert (claim.quarantined, claim.blamed) == (True, 1)
-    again = harness.store.leases.claimed(worker.id, key)
-    assert again is not None
-    assert (again.key, again.feed, again.quarantined, again.blamed) == (key, claim.feed, True, 1)
-    assert harness.store.leases.claimed(lost.id, key) is None
-    assert harness.store.leases.claimed(worker.id, (key[0], key[1] + 1)) is None
-    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
-    assert harness.store.leases.claimed(worker.id, key) is None
+    assert claim.quarantined
+
+
+def new_process() -> NewWorker:
+    return NewWorker(uuid4(), "", "", 0, "host", 2, "0")
+
+
+def hand_over(harness: Harness, owner: Worker, key: FeedKey) -> Worker:
+    return harness.store.workers.hand_over(new_process(), owner=owner.id, key=key, ttl_s=60)
+
+
+def test_a_process_of_a_feed_takes_its_lease_over_and_is_a_worker_of_that_feed_alone(
+    harness: Harness,
+) -> None:
+    worker, feed = harness.worker("a", zone="x"), harness.feed()
+    key = harness.run(feed, worker)
+    own = hand_over(harness, worker, key)
+    assert (own.name, own.labels, own.capacity, own.queue) == (worker.name, {"zone": "x"}, 0, "")
+    assert (harness.lease(feed).worker_id, harness.lease(feed).epoch) == (own.id, key[1])
+    assert harness.store.leases.assigned(own.id, limit=9) == [key]
+    (claim,) = harness.store.leases.claim(own.id, [key])
+    assert claim.key == key
+    assert harness.store.leases.report(worker.id, [progress(key)]).held == [], (
+        "it is not the worker's any more"
+    )
+    assert harness.store.leases.report(own.id, [progress(key)]).held == [key]
+    assert [view.worker.id for view in harness.store.workers.views()] == [worker.id], "people mean the worker"
+    harness.feed("other")
+    harness.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
+    assert harness.reconcile()[1] == [], "nobody places anything on it"
+    harness.store.workers.leave(own.id)
+    assert harness.lease(feed).state is LeaseState.IDLE
+
+
+@pytest.mark.parametrize("how", ["stale", "stopping", "another's", "assigned"])
+def test_a_lease_that_a_worker_does_not_hold_is_not_handed_over(harness: Harness, how: str) -> None:
+    worker, other, feed = harness.worker("a"), harness.worker("b"), harness.feed()
+    key = harness.assign(feed, worker) if how == "assigned" else harness.run(feed, worker)
+    if how == "stopping":
+        harness.stop(feed)
+    before = harness.lease(feed)
+    with pytest.raises(LeaseLost):
+        hand_over(
+            harness,
+            other if how == "another's" else worker,
+            (key[0], key[1] + 1) if how == "stale" else key,
+        )
+    assert harness.lease(feed) == before
+    assert len(harness.store.workers.views(gone=True)) == 2, "nobody registered for it"
+
+
+def test_a_process_of_a_feed_is_drained_with_its_worker(harness: Harness) -> None:
+    worker, feed, elsewhere = harness.worker("a"), harness.feed(), harness.worker("b")
+    own = hand_over(harness, worker, harness.run(feed, worker))
+    harness.store.leases.claim(own.id, harness.store.leases.assigned(own.id, limit=1))
+    harness.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
+    harness.reconcile()
+    assert [request.feed_id for request in harness.store.leases.stop_requests(own.id)] == [feed.id]
+    assert harness.lease(feed).promised_to == elsewhere.id
+
+
+def test_a_feed_whose_process_was_lost_is_tried_again_later_each_time(harness: Harness) -> None:
+    worker, feed = harness.worker("a", ttl_s=10_000), harness.feed()
+    loss = Loss("killed", "its process ended with status 3", feed.id, is_certain=True)
+    harness.store.workers.report_loss(harness.worker("lost", capacity=0).id, certain(feed))
+    key = harness.run(feed, worker)
+    for wait_s in (10, 20, 40):
+        own = hand_over(harness, worker, key)
+        harness.store.leases.claim(own.id, harness.store.leases.assigned(own.id, limit=1))
+        assert harness.store.workers.report_loss(own.id, loss, has_ended=True)
+        lease = harness.lease(feed)
+        assert (lease.state, lease.quarantined) == (LeaseState.IDLE, True)
+        assert "its own process at a was lost: killed: its process ended with status 3" in str(lease.blame)
+        harness.elapse(wait_s - 1)
+        assert harness.reconcile()[1] == []
+        harness.elapse(2)
+        (assignment,) = harness.reconcile()[1]
+        (claim,) = harness.store.leases.claim(worker.id, [assignment.key])
+        key = claim.key
 
 
 def running(harness: Harness) -> tuple[Feed, Worker, Lease]:
@@ -169,7 +254,7 @@ def test_a_feed_whose_last_two_workers_were_lost_waits_until_it_is_known_how(
     assert [assignment.worker_id for assignment in harness.reconcile()[1]] == [third.id]
 
 
-def test_one_that_was_in_hand_lately_waits_for_the_verdict_and_one_in_quarantine_does_not(
+def test_one_that_was_in_hand_lately_or_is_in_quarantine_waits_for_the_verdict(
     harness: Harness,
 ) -> None:
     suspect, convict, other = (harness.feed(name) for name in ("suspect", "convict", "other"))
@@ -180,4 +265,4 @@ def test_one_that_was_in_hand_lately_waits_for_the_verdict_and_one_in_quarantine
         harness.run(feed, worker)
     lose(harness, worker)
     waits = {feed.name: harness.lease(feed).due_at is not None for feed in (suspect, convict, other)}
-    assert waits == {"suspect": True, "convict": False, "other": False}
+    assert waits == {"suspect": True, "convict": True, "other": False}

@@ -352,11 +352,11 @@ def test_a_claim_that_waits_for_a_lease_reads_the_feed_as_it_was_edited_meanwhil
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
     with ThreadPoolExecutor(1) as thread, closing(psycopg2.connect(h.url)) as other, other.cursor() as cursor:
-        cursor.execute("UPDATE feedq.lease SET blamed = 7")
+        cursor.execute("UPDATE feedq.lease SET quarantined = true")
         claimed = thread.submit(h.store.leases.claim, worker.id, [key])
         h.wait_until_blocked(claimed)
         cursor.execute("UPDATE feedq.feed SET generation = 5")
         other.commit()
         (granted,) = claimed.result(WAIT_S)
-    assert (granted.feed.generation, granted.blamed) == (5, 7)
+    assert (granted.feed.generation, granted.quarantined) == (5, True)
     assert h.lease(feed).generation == 5

@@ -30,6 +30,7 @@ from feedq.core.model import (
     Reason,
     Release,
     TargetState,
+    Worker,
 )
 from feedq.settings import Settings
 from feedq.worker.runner import FeedRunner
@@ -90,10 +91,14 @@ class Stage:
         self.supervisor = Supervisor(
             self.store,
             self.settings,
-            lambda: NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0"),
+            self.register,
             reconcile=lambda: None,
         )
         self.supervisor.start()
+
+    def register(self) -> Worker:
+        new = NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0")
+        return self.store.workers.register(new, ttl_s=self.settings.ttl_s)
 
     @property
     def worker_id(self) -> UUID:
@@ -173,7 +178,7 @@ def test_a_feed_that_cannot_be_started_is_released_with_the_reason_and_the_other
     stage: Stage, monkeypatch: pytest.MonkeyPatch, quarantined: bool
 ) -> None:
     def cannot(self: Any, *given: Any) -> None:
-        is_meant = given[0].feed.name == "b" if given else self.name.startswith("feedq-quarantine-")
+        is_meant = given[0].feed.name == "b" if given else self.name.startswith("feedq-apart-")
         if is_meant:
             raise RuntimeError("can't start new thread")
         real(self, *given)
@@ -188,7 +193,7 @@ def test_a_feed_that_cannot_be_started_is_released_with_the_reason_and_the_other
     assert stage.lease("b").reason is (Reason.QUARANTINED if quarantined else Reason.BACKOFF)
     assert stage.lease("b").last_error == "it could not be started: can't start new thread"
     assert stage.supervisor.feeds == 2
-    assert len(stage.supervisor._quarantine) == 0
+    assert len(stage.supervisor._apart) == 0
 
 
 def test_a_feed_that_was_to_start_and_does_not_run_is_released(

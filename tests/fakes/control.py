@@ -67,7 +67,8 @@ READS = f"""
         SELECT feed_id, state, worker_id, epoch, reason, promised_to, due_at,
             NOT dirty AND removed_at IS NULL AND target_state = 'running'
         FROM feedq.lease JOIN feedq.feed ON id = feed_id ORDER BY feed_id;
-    PREPARE workers AS SELECT id, name, state, capacity FROM feedq.worker ORDER BY lock_key;
+    PREPARE workers AS
+        SELECT id, name, state, CASE queue WHEN '' THEN 1 ELSE capacity END FROM feedq.worker ORDER BY lock_key;
     PREPARE events (bigint) AS
         SELECT e.id, e.at, e.kind, e.feed_id, w.name, e.epoch, e.detail
         FROM feedq.event e LEFT JOIN feedq.worker w ON w.id = e.worker_id

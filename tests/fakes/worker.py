@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from uuid import NAMESPACE_OID, UUID, uuid5
 
@@ -22,7 +22,6 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock
-from feedq.core.lease import quarantine_retry_s
 from feedq.core.model import (
     Claim,
     FeedKey,
@@ -34,11 +33,10 @@ from feedq.core.model import (
     Reason,
     Release,
     Worker,
-    WorkerState,
 )
 from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
-from feedq.errors import SinkUnavailable, Unavailable
+from feedq.errors import LeaseLost, SinkUnavailable, Unavailable
 from feedq.settings import Settings
 from tests.fakes.control import ControlDatabase, is_open
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
@@ -81,11 +79,20 @@ class FakeWorker:
         labels: Mapping[str, str] | None,
         say: Say,
         reconcile: Callable[[], None],
+        takes: tuple[UUID, FeedKey] | None = None,
     ) -> None:
+        """``takes``: the lease that it takes over, from the worker that has begun it for one feed."""
         self.name, self.clock = name, clock
         self.capacity, self.labels = capacity, labels or {}
         self._control, self._store, self._settings = control, store, settings
-        self.core = self.core_type(settings, rng=Random(name), now=clock.monotonic())
+        self._takes = takes
+        self.core = self.core_type(
+            settings, rng=Random(name), now=clock.monotonic(), is_apart=takes is not None
+        )
+        self._children: list[FakeWorker] = []
+        """The processes of feeds that run apart: they stand still with this one, and end with it."""
+        self._is_told = self._is_over = False
+        """Whether one of these was told of its feed, and whether the feed has ended."""
         self.worker: Worker | None = None
         self._session: WorkerSession | None = None
         self._wanted: deque[Action] = deque()
@@ -126,12 +133,17 @@ class FakeWorker:
 
     def kill(self, loss: Loss = KILLED) -> None:
         """``kill -9``: the kernel closes every socket, those to the database too."""
+        self._vanish()
+        if self.worker is not None:
+            with suppress(Unavailable):  # as its monitor does
+                self._store.workers.report_loss(self.worker.id, loss, has_ended=self._takes is not None)
+
+    def _vanish(self) -> None:
         self.is_dead = True
         self._suspend()
-        if self.worker is not None:
-            self._close_sessions()
-            with suppress(Unavailable):  # as its monitor does
-                self._store.workers.report_loss(self.worker.id, loss)
+        self._close_sessions()
+        for child in self._children:
+            child._vanish()
 
     def freeze(self) -> None:
         """SIGSTOP: nothing runs, every socket stays open."""
@@ -168,6 +180,8 @@ class FakeWorker:
                 self.freeze()
         finally:
             self._control.step = None
+        if not self.is_dead and not self.is_frozen:
+            self._tick_apart()
 
     def _tick(self) -> None:
         self._commit(self.streams)
@@ -177,6 +191,9 @@ class FakeWorker:
             self._keep_lease()
         except Unavailable:
             self._perform(self.core.heartbeat_failed(now=self._now))
+        except LeaseLost:
+            self._vanish()
+            return
         if self._is_leaving and not self.core.is_draining:
             self._say(f"drains {numbers(self.streams)}")
             self._leave_by = self._now + self._settings.drain_timeout_s
@@ -184,7 +201,6 @@ class FakeWorker:
         self._listen()
         self._take_messages()
         self._ask_database()
-        self._follow_apart()
         self._connect()
         self._read()
         if self.is_dead:
@@ -192,7 +208,8 @@ class FakeWorker:
         if self._dropped:
             self._say(f"drops {self._dropped} stale message{'s' if self._dropped > 1 else ''}")
             self._dropped = 0
-        if (self._has_drained and not self._requests) or self._now >= self._leave_by:
+        is_done = (self._has_drained or self._is_over) and not self._requests
+        if is_done or self._now >= self._leave_by:
             self._leave()
 
     def _step(self) -> None:
@@ -216,26 +233,44 @@ class FakeWorker:
     def _poisoned(self, stream: FakeStream) -> None:
         """A record ends the process that reads it: this one, or the feed's own."""
         feed_id = stream.key[0]
-        loss = Loss("crashed", "poison", feed_id, is_certain=feed_id % 2 == 0)
-        if stream.claim.quarantined:
-            retry_s = quarantine_retry_s(stream.claim.blamed)
-            self._say(f"loses the process of feed {feed_id} to a record")
-            release = Release(*stream.key, Reason.QUARANTINED, retry_s, error="poison", blame=loss)
-            self._end(stream, release)
-        else:
-            self._say(f"is ended by a record of feed {feed_id}")
-            self.kill(loss)
+        is_apart = self._takes is not None
+        whose = "loses the process of" if is_apart else "is ended by a record of"
+        self._say(f"{whose} feed {feed_id}")
+        self.kill(Loss("crashed", "poison", feed_id, is_certain=is_apart or feed_id % 2 == 0))
 
-    def _follow_apart(self) -> None:
-        """Feeds in quarantine follow their leases themselves, as `feedq.worker.external_stream` does."""
-        for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
-            with suppress(Unavailable):
-                self._reach()
-                followed = self._store.leases.follow(stream.key)
-                if followed is None or self.worker is None or followed.worker_id != self.worker.id:
-                    self._end(stream, None)
-                elif followed.stopping is not None or followed.worker_state is not WorkerState.ACTIVE:
-                    self._release(stream, followed.stopping or Reason.RELEASED)
+    def _start_apart(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+        """Begin processes for them, as `feedq.worker.apart` does."""
+        for claim in claims:
+            child = type(self)(
+                self.name,
+                control=self._control,
+                store=self._store,
+                broker=self._broker,
+                source=self._source,
+                sink=self._sink,
+                settings=self._settings,
+                clock=self.clock,
+                capacity=0,
+                labels=self.labels,
+                say=self._say,
+                reconcile=lambda: None,
+                takes=(worker_id, claim.key),
+            )
+            self._children.append(child)
+
+    def _tick_apart(self) -> None:
+        for child in list(self._children):
+            child.is_cut_off = self.is_cut_off
+            if self._is_leaving:
+                child.terminate()
+            child.tick()
+            if child.is_dead:
+                self._children.remove(child)
+                assert child._takes is not None
+                # What it never took over is released; of what it did, nothing matches.
+                release = Release(*child._takes[1], Reason.RELEASED)
+                key = child._takes[1]
+                self._perform(self.core.feed_ended(key, release, "ended", now=self._now))
 
     def _leave(self) -> None:
         with suppress(Unavailable):
@@ -301,7 +336,12 @@ class FakeWorker:
         session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
         queue = f"node.{self.name}"
         new = NewWorker(session_id, self.name, queue, self.capacity, self.name, number, "paper", self.labels)
-        self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
+        if self._takes is None:
+            self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
+        else:
+            owner, key = self._takes
+            new = replace(new, queue="")
+            self.worker = self._store.workers.hand_over(new, owner=owner, key=key, ttl_s=self._settings.ttl_s)
         self._perform(self.core.registered(self.worker.id, capacity=self.capacity, now=self._now))
 
     def _answered(self, arrived: _InFlight) -> None:
@@ -323,7 +363,11 @@ class FakeWorker:
                 self._perform(self.core.orders_pending())
 
     def _take_messages(self) -> None:
-        keys = [] if self.is_deaf or self.is_cut_off else self._broker.take(f"node.{self.name}")
+        if self._takes is not None:
+            keys = [] if self._is_told or self.core.needs_session else [self._takes[1]]
+            self._is_told = self._is_told or bool(keys)
+        else:
+            keys = [] if self.is_deaf or self.is_cut_off else self._broker.take(f"node.{self.name}")
         for key in keys:
             self._perform(self.core.message_received(key, "message"))
 
@@ -347,10 +391,10 @@ class FakeWorker:
                     self._say(f"suspends {numbers(self.streams)}")
                 self._suspend()
             case actions.EndSession():
-                for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
-                    self._end(stream, None)  # its process is ended
                 self._suspend()
                 self._close_sessions()
+            case actions.DropMessage() | actions.FinishMessage() if self._takes is not None:
+                self._is_over = True
             case actions.DropMessage(_, message):
                 self._dropped += message is not None
             case actions.RunReconcile():
@@ -359,6 +403,8 @@ class FakeWorker:
                     self._reconcile()
             case actions.StartFeeds(_, claims):
                 self._start(claims)
+            case actions.StartApart(worker_id, claims):
+                self._start_apart(worker_id, claims)
             case actions.StopFeeds(feeds):
                 self._stop(feeds)
             case actions.LoseFeeds(keys):

@@ -253,7 +253,7 @@ ELSEWHERE = {
 """What commands, pages, the API, alerts, traces and transactional jobs need."""
 
 
-PROCESSES = "feedq.celery.application, feedq.worker.quarantine, feedq.worker.monitor"
+PROCESSES = "feedq.celery.application, feedq.worker.apart, feedq.worker.monitor"
 
 """What the processes of a worker begin with."""
 

@@ -52,6 +52,7 @@ from feedq.core.worker_actions import (
     LoseFeeds,
     ReleaseLeases,
     Resume,
+    StartApart,
     StartFeeds,
     StopFeeds,
     Suspend,
@@ -73,10 +74,10 @@ def claim(key: FeedKey = KEY, *, quarantined: bool = False) -> Claim:
 class Bench:
     """A core under a registered worker session, and what it wanted done."""
 
-    def __init__(self, settings: Settings = SETTINGS, *, capacity: int = 100) -> None:
+    def __init__(self, settings: Settings = SETTINGS, *, capacity: int = 100, is_apart: bool = False) -> None:
         self.now = 1_000.0
         self.worker_id = uuid4()
-        self.core = WorkerCore(settings, rng=Random(1), now=self.now)
+        self.core = WorkerCore(settings, rng=Random(1), now=self.now, is_apart=is_apart)
         assert self.core.registered(self.worker_id, capacity=capacity, now=self.now) == [
             BeginSession(self.worker_id)
         ]
@@ -129,9 +130,11 @@ def test_every_pair_of_a_session_is_listed() -> None:
 
 def test_every_pair_of_a_feed_is_listed_but_for_those_that_cannot_be() -> None:
     before_its_claim = {(FeedState.CLAIMING, FeedEvent.STOP), (FeedState.CLAIMING, FeedEvent.LOSE)}
-    granted_twice = {(state, FeedEvent.GRANTED) for state in FeedState if state is not FeedState.CLAIMING}
+    granted = (FeedEvent.GRANTED, FeedEvent.PART)
+    granted_twice = set(product(set(FeedState) - {FeedState.CLAIMING}, granted))
+    its_own_process_s = set(product((FeedState.APART,), (FeedEvent.STOP, FeedEvent.LOSE)))
     unlisted = set(product(FeedState, FeedEvent)) - set(FEED_TRANSITIONS)
-    assert unlisted == before_its_claim | granted_twice
+    assert unlisted == before_its_claim | granted_twice | its_own_process_s
 
 
 # -- an assignment is heard of by notification and by message, in any order, any number of times -----
@@ -217,17 +220,48 @@ def test_a_claim_whose_answer_was_lost_has_the_leases_compared(bench: Bench) -> 
     ]
 
 
-def test_a_feed_in_quarantine_for_which_no_slot_is_free_is_tried_again_later(
+def test_a_feed_that_is_to_run_apart_for_which_no_slot_is_free_is_tried_again_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "QUARANTINE_SLOTS", 1)
+    monkeypatch.setattr(core, "APART_SLOTS", 1)
     bench.found((1, 1), (2, 1))
     actions = bench.granted(claim((1, 1), quarantined=True), claim((2, 1), quarantined=True))
     assert of_type(actions, ReleaseLeases) == [
         ReleaseLeases(bench.worker_id, [Release(2, 1, Reason.QUARANTINED, NO_SLOT_RETRY_S)])
     ]
-    assert actions[-1] == StartFeeds(bench.worker_id, [claim((1, 1), quarantined=True)])
-    assert bench.core.feeds == 1
+    assert actions[-1] == StartApart(bench.worker_id, [claim((1, 1), quarantined=True)])
+
+
+def test_a_feed_that_runs_apart_is_its_own_process_s_until_that_has_ended(bench: Bench) -> None:
+    bench.found(KEY)
+    bench.granted(claim(quarantined=True))
+    assert bench.core.feeds == 0, "it takes no place"
+    assert bench.message("message") == [AcceptMessage("message")]
+    assert bench.core.stop_feed(KEY[0]) == []
+    assert bench.core.held_found(bench.worker_id, {KEY}, now=bench.now) == [], "until it has taken it over"
+    assert bench.core.held_found(bench.worker_id, set(), now=bench.now) == []
+    assert of_type(bench.core.drain(now=bench.now), Drained) == []
+    assert bench.core.feed_ended(KEY, None, "ended", now=bench.now) == [
+        FinishMessage("message", "ended"),
+        Drained(),
+    ]
+
+
+def test_a_lease_that_the_process_of_a_feed_has_not_taken_over_is_released(bench: Bench) -> None:
+    bench.found(KEY)
+    bench.granted(claim(quarantined=True))
+    release = Release(*KEY, Reason.QUARANTINED, NO_SLOT_RETRY_S)
+    assert bench.core.feed_ended(KEY, release, "ended", now=bench.now) == [
+        ReleaseLeases(bench.worker_id, [release])
+    ]
+
+
+def test_the_process_of_a_feed_runs_what_is_to_run_apart_and_one_feed_alone() -> None:
+    apart = Bench(capacity=0, is_apart=True)
+    apart.found((1, 1))
+    assert apart.core.assignments_found(apart.worker_id, [(2, 1)]) == []
+    actions = apart.granted(claim((1, 1), quarantined=True))
+    assert actions[-1] == StartFeeds(apart.worker_id, [claim((1, 1), quarantined=True)])
 
 
 # -- trust -------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ BEGIN
     )
     SELECT json_agg(json_build_object(
         'feed', held.document, 'epoch', claimed.epoch, 'attempts', held.attempts,
-        'failures', held.failures, 'quarantined', held.quarantined, 'blamed', held.blamed,
+        'failures', held.failures, 'quarantined', held.quarantined,
         'has_failed', claimed.has_failed, 'after_loss', held.after_loss,
         -- A worker session that began after the feed failed on the one before it has not had its try.
         'is_new_here', held.avoid = '{}' OR (
@@ -131,16 +131,6 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN (SELECT feedq_1.claim(owner, array_agg(feed_id), array_agg(epoch))
         FROM unnest(feed_ids, epochs) AS given (feed_id, epoch) WHERE feed_id = ANY (free));
 END $body$;
-
--- What a worker was given by a claim that still holds.
-CREATE FUNCTION feedq_1.claimed(owner uuid, feed bigint, epoch bigint) RETURNS json
-LANGUAGE sql STABLE AS $body$
-    SELECT coalesce(json_agg(json_build_object(
-        'feed', f.document, 'epoch', l.epoch, 'attempts', p.attempts, 'failures', p.failures,
-        'quarantined', l.quarantined, 'blamed', l.blamed, 'has_failed', l.reason IS NOT NULL)), '[]')
-    FROM feedq.lease l JOIN feedq_1.declared f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
-    WHERE l.feed_id = claimed.feed AND l.epoch = claimed.epoch AND l.worker_id = owner AND l.state = 'running'
-$body$;
 
 -- running or stopping -> idle, as its owner is done with it. Wakes reconcile, unless all that happened is that what has
 -- failed was checked again. Answers with what matched. What somebody has locked is left out; the worker releases it
@@ -401,11 +391,12 @@ BEGIN
     ), freed AS (
         UPDATE feedq.lease l SET
             state = 'idle', worker_id = NULL, reason = because, promised_to = NULL, moved_at = NULL, held_for = NULL,
-            -- It waits for the verdict when it was in hand at another worker's loss not long ago, or was lost with a
-            -- worker a moment ago, nobody knows yet how: so what ends each worker within a second is not faster than
-            -- the verdict.
-            due_at = CASE WHEN is_lost AND NOT l.quarantined AND (
-                    l.blamed_at >= feedq.clock() - blame_recent
+            -- It waits for the verdict when it is in quarantine, was in hand at another worker's loss not long ago, or
+            -- was lost with a worker a moment ago, nobody knows yet how: so what ends each worker within a second is not
+            -- faster than the verdict.
+            due_at = CASE WHEN is_lost AND (
+                    l.quarantined
+                    OR l.blamed_at >= feedq.clock() - blame_recent
                     OR l.lost_at >= feedq.clock() - soon
                         AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL)
                 ) THEN feedq.clock() + verdict END,
@@ -468,12 +459,15 @@ END $body$;
 
 -- Holds the loss of a worker against a feed: one whose own code is known to have ended it is quarantined at once, one
 -- that was in hand the second time. So at most two workers are lost to one feed, and one that was there by chance
--- loses nothing. Wakes reconcile. Answers with whether it is in quarantine.
+-- loses nothing. One that is in quarantine already is tried again after a pause, twice as long each time. Wakes
+-- reconcile. Answers with whether it is in quarantine.
 CREATE FUNCTION feedq_1.blame(feed bigint, session uuid, is_certain boolean, said text) RETURNS boolean
 LANGUAGE plpgsql AS $body$
 DECLARE
     recent constant interval := '10 min';  -- as in `free`
     kept constant interval := '1 day';
+    retry_first constant interval := '10 s';
+    retry_longest constant interval := '10 min';
     before feedq.lease;
     again boolean;
 BEGIN
@@ -485,7 +479,9 @@ BEGIN
     UPDATE feedq.lease l SET
         blamed = CASE WHEN before.blamed_at >= feedq.clock() - kept THEN before.blamed + 1 ELSE 1 END,
         blamed_at = feedq.clock(), blame = said,
-        quarantined = before.quarantined OR is_certain OR again
+        quarantined = before.quarantined OR is_certain OR again,
+        due_at = CASE WHEN before.quarantined AND l.state = 'idle' THEN greatest(l.due_at, feedq.clock()
+            + least(retry_longest, retry_first * 2 ^ greatest(least(before.blamed, 7) - 1, 0))) ELSE l.due_at END
     WHERE l.feed_id = feed;
     IF (is_certain OR again) AND NOT before.quarantined THEN
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)

@@ -119,6 +119,15 @@ BEGIN
     RETURN feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone');
 END $body$;
 
+-- Ends the session of a process that is known to have ended, and says how it was lost, if it was (`report_loss`): what it
+-- held is free before anybody is blamed. Answers with whether that was news.
+CREATE FUNCTION feedq_1.bury(session uuid, said text, detail jsonb, culprit bigint, is_certain boolean)
+RETURNS boolean LANGUAGE plpgsql AS $body$
+BEGIN
+    PERFORM feedq_1.expire(ARRAY[session]);
+    RETURN feedq_1.report_loss(session, said, detail, culprit, is_certain);
+END $body$;
+
 -- Withdraws assignments that were not claimed in time: back to idle, to be placed anew. Answers with the worker of each.
 -- What is locked is being claimed this very moment.
 CREATE FUNCTION feedq_1.withdraw_overdue(most int) RETURNS json LANGUAGE plpgsql AS $body$
@@ -416,8 +425,8 @@ BEGIN
         RETURN;
     END IF;
     WITH successor AS (
-        SELECT DISTINCT ON (name) id, name, capacity FROM feedq.worker w WHERE feedq_1.is_serving(w)
-        ORDER BY name, started_at DESC
+        SELECT DISTINCT ON (name) id, name, capacity FROM feedq.worker w
+        WHERE feedq_1.is_serving(w) AND w.queue <> '' ORDER BY name, started_at DESC
     ), awaited AS (
         SELECT l.feed_id, successor.id AS worker_id, successor.capacity - c.feeds AS room
         FROM feedq.lease l JOIN successor ON successor.name = l.held_for

@@ -7,11 +7,11 @@
 CREATE VIEW feedq_1.allowed AS
 SELECT role, unnest(functions) AS function FROM (VALUES
     -- Reads every table. These work something out, or stand for a query, and are planned into the one around them.
-    ('reader', '{chosen_feeds, is_listening, job_session, knows, landed, search_feeds, worker_json}'::text[]),
+    ('reader', '{chosen_feeds, job_session, knows, landed, search_feeds, worker_json}'::text[]),
     -- Runs feeds and jobs, and makes passes when no beat does. It declares nothing: no feed, no schedule, no run.
     ('worker', '{
-        register, trust_locks, heartbeat, drain, leave, report_loss,
-        claim, claimed, release, report, raise_epoch, free, blame, show_landed,
+        register, trust_locks, heartbeat, drain, leave, bury, report_loss,
+        claim, hand_over, release, report, raise_epoch, free, blame, show_landed,
         begin_pass, expire, take_stock, part, apply_edits, waiting, candidates, assign, explain, moving, movable,
         transfer, weigh, trim_history, forget, end_pass,
         scan_due, lock_due, fire, claim_runs, succeed, finish, succeed_within, has_succeeded, reject, take_over,

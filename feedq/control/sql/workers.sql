@@ -93,6 +93,30 @@ BEGIN
     RETURN feedq_1.worker_json(made);
 END $body$;
 
+-- Registers the process that a worker has begun for one feed, and hands it the feed's lease, which it then claims like
+-- any other worker. It has the name and the labels of that worker, whom people mean by it, and no place for any other feed.
+--
+-- The epoch stays, for nobody has written under it. Killed before the commit, the lease is the worker's; after it, the
+-- process's. Answers with nothing when the worker does not hold the lease any more.
+CREATE FUNCTION feedq_1.hand_over(new json, owner uuid, feed bigint, epoch bigint, ttl_s float8) RETURNS json
+LANGUAGE plpgsql AS $body$
+DECLARE
+    claim_within constant interval := '30 s';
+    session constant uuid := new ->> 'id';
+BEGIN
+    PERFORM FROM feedq.lease l WHERE l.feed_id = hand_over.feed AND l.epoch = hand_over.epoch AND l.worker_id = owner
+        AND l.state = 'running' FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    PERFORM feedq_1.register(new, ttl_s);
+    UPDATE feedq.worker w SET name = o.name, labels = o.labels, target_state = o.target_state
+    FROM feedq.worker o WHERE w.id = session AND o.id = owner;
+    UPDATE feedq.lease SET worker_id = session, state = 'assigned', due_at = feedq.clock() + claim_within
+    WHERE feed_id = feed;
+    RETURN (SELECT feedq_1.worker_json(w) FROM feedq.worker w WHERE w.id = session);
+END $body$;
+
 -- Renews everything that the worker holds. Answers with NULL when it was declared gone: then nothing of it is its own
 -- any more. Otherwise with what the worker must look at, without its having asked for it.
 --
@@ -172,7 +196,7 @@ END $body$;
 
 -- What a person wants of a worker: serving, cordoned (no more feeds) or drained (those that it has go elsewhere, too).
 -- What it runs is handed over by passes; what it has not claimed is freed by a call of its own, as with `drain`.
--- `detail` says who asked for it. Answers with whether the worker is there.
+-- It holds for the processes that run feeds of it apart, too. `detail` says who asked for it. Answers with whether the worker is there.
 CREATE FUNCTION feedq_1.set_target(session uuid, target text, detail jsonb) RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     before text;
@@ -182,7 +206,8 @@ BEGIN
         RETURN false;
     END IF;
     IF before <> target THEN
-        UPDATE feedq.worker SET target_state = target WHERE id = session;
+        UPDATE feedq.worker w SET target_state = target FROM feedq.worker o
+        WHERE o.id = session AND (w.id = session OR w.name = o.name AND w.queue = '' AND w.state <> 'gone');
         INSERT INTO feedq.event (kind, worker_id, detail)
         VALUES (CASE target WHEN 'serving' THEN 'worker_uncordoned' WHEN 'cordoned' THEN 'worker_cordoned'
             ELSE 'worker_draining' END, session, detail);
@@ -211,13 +236,14 @@ RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     called text;
 BEGIN
-    UPDATE feedq.worker SET loss = said WHERE id = session AND loss IS NULL RETURNING name INTO called;
+    UPDATE feedq.worker SET loss = said WHERE id = session AND loss IS NULL
+    RETURNING CASE WHEN queue = '' THEN 'its own process at ' ELSE 'worker ' END || name INTO called;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     INSERT INTO feedq.event (kind, worker_id, detail) VALUES ('worker_lost', session, detail);
     IF culprit IS NOT NULL THEN
-        PERFORM feedq_1.blame(culprit, session, is_certain, 'worker ' || called || ' was lost: ' || said);
+        PERFORM feedq_1.blame(culprit, session, is_certain, called || ' was lost: ' || said);
     END IF;
     RETURN true;
 END $body$;

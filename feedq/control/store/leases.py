@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +21,7 @@ from feedq.control.store.database import (
     in_transaction,
     storable_json,
 )
-from feedq.control.store.protocol import SCHEMA, call, document
+from feedq.control.store.protocol import call, document
 from feedq.core.model import (
     JSON,
     Claim,
@@ -32,7 +32,6 @@ from feedq.core.model import (
     Reported,
     Rewind,
     StopRequest,
-    WorkerState,
 )
 from feedq.core.values import SAID_CHARS_MAX, storable
 
@@ -40,20 +39,6 @@ CURSOR_CHARS_MAX = 500
 BIGINT_MAX = 2**63 - 1
 _SAID = ("error", "dead_letter_error", "sink_error", "event_fault")
 """Fields that hold what a source or a sink said."""
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A lease as seen by a process that streams the feed on behalf of another process's worker session."""
-
-    worker_id: UUID
-    worker_state: WorkerState
-    stopping: Reason | None
-    """Set when the owner was asked to stop."""
-    remaining_s: float
-    """The seconds until the worker's last heartbeat expires, on the database's clock."""
-    tapped: bool = False
-    """Whether somebody listens to its records."""
 
 
 class Leases(Aggregate):
@@ -71,12 +56,6 @@ class Leases(Aggregate):
         possible = [key for key in keys if all(0 < n <= BIGINT_MAX for n in key)]
         feed_ids, epochs = [feed_id for feed_id, _ in possible], [epoch for _, epoch in possible]
         return call(c, "claim", list[Claim], owner=worker_id, feed_ids=feed_ids, epochs=epochs)
-
-    @in_statement
-    def claimed(self, c: Connection, worker_id: UUID, key: FeedKey) -> Claim | None:
-        """A claim that was granted to this worker before and still holds; None when it does not."""
-        found = call(c, "claimed", list[Claim], owner=worker_id, feed=key[0], epoch=key[1])
-        return found[0] if found else None
 
     @in_transaction
     def release(self, c: Connection, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
@@ -140,26 +119,6 @@ class Leases(Aggregate):
             WHERE worker_id = %(worker_id)s AND state IN ('running', 'stopping') ORDER BY feed_id
         """
         return _keys(c, sql, {"worker_id": worker_id})
-
-    @in_statement
-    def follow(self, c: Connection, key: FeedKey) -> Followed | None:
-        """Look up who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
-        sql = f"""
-            SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
-                   extract(epoch FROM w.expires_at - greatest(feedq.clock(), w.heartbeat_at))::float8
-                       AS remaining_s,
-                   EXISTS (
-                       SELECT FROM feedq.tap t WHERE t.feed_id = l.feed_id AND {SCHEMA}.is_listening(t)
-                   ) AS tapped
-            FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
-            WHERE l.feed_id = %(feed_id)s AND l.epoch = %(epoch)s AND w.state <> 'gone'
-        """
-        row = c.execute(sql, {"feed_id": key[0], "epoch": key[1]}).one_or_none()
-        if row is None:
-            return None
-        stopping = Reason(row.reason or "released") if row.state == "stopping" else None
-        state = WorkerState(row.worker_state)
-        return Followed(row.worker_id, state, stopping, row.remaining_s, row.tapped)
 
     @in_statement
     def raise_epoch(self, c: Connection, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:

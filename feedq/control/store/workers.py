@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from feedq.control.store.channels import wake_reconcile
@@ -12,6 +13,7 @@ from feedq.control.store.feed_rows import read_documents
 from feedq.control.store.history import told_of
 from feedq.control.store.protocol import ask, call, document, read
 from feedq.core.model import (
+    FeedKey,
     Heartbeat,
     LeaseState,
     Load,
@@ -23,6 +25,7 @@ from feedq.core.model import (
     WorkerView,
 )
 from feedq.core.values import storable
+from feedq.errors import LeaseLost
 
 STACK_CALLS_MAX = 30
 """The most calls of the process that was lost that its event keeps."""
@@ -41,6 +44,16 @@ class Workers(Aggregate):
     def register(self, c: Connection, new: NewWorker, *, ttl_s: float) -> Worker:
         tasks = None if new.tasks is None else sorted(set(new.tasks))
         return call(c, "register", Worker, new=document(replace(new, tasks=tasks)), ttl_s=ttl_s)
+
+    @in_statement
+    def hand_over(self, c: Connection, new: NewWorker, *, owner: UUID, key: FeedKey, ttl_s: float) -> Worker:
+        """Register the process that a worker has begun for one feed, and hand it the feed's lease, which it has
+        to claim. Raises `LeaseLost` when the worker does not hold it any more."""
+        given = {"owner": owner, "feed": key[0], "epoch": key[1], "ttl_s": ttl_s}
+        answer = ask(c, "hand_over", new=document(new), **given)
+        if answer is None:
+            raise LeaseLost(f"feed {key[0]}: its worker does not hold epoch {key[1]} any more")
+        return read(answer, Worker)
 
     @in_statement
     def heartbeat(self, c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
@@ -98,26 +111,26 @@ class Workers(Aggregate):
                 SELECT promised_to, count(*) AS feeds FROM feedq.lease
                 WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping') GROUP BY promised_to
             ) p ON p.promised_to = w.id
-            WHERE %(gone)s OR w.state <> 'gone' ORDER BY w.name, w.started_at) found
+            -- What has no queue of its own runs one feed for the worker of its name.
+            WHERE %(gone)s OR w.state <> 'gone' AND w.queue <> '' ORDER BY w.name, w.started_at) found
         """
         return read_documents(c.execute(sql, {"gone": gone}), WorkerView)
 
     @in_statement
-    def report_loss(self, c: Connection, worker_id: UUID, loss: Loss) -> bool:
+    def report_loss(self, c: Connection, worker_id: UUID, loss: Loss, *, has_ended: bool = False) -> bool:
         """Write down how the process of a worker session was lost, and hold it against the feed that is to
-        blame. Once a session: False when it is known already. Wakes reconcile."""
+        blame. Once a session: False when it is known already. Wakes reconcile. With ``has_ended`` its leases are
+        freed first: nobody has to find out that it is gone."""
         said = storable(f"{loss.cause}: {loss.said}")
         detail = {"cause": loss.cause, "why": said, "stack": list(loss.stack[:STACK_CALLS_MAX])}
-        return call(
-            c,
-            "report_loss",
-            bool,
-            session=worker_id,
-            said=said,
-            detail=storable_json(detail),
-            culprit=loss.feed_id,
-            is_certain=loss.is_certain,
-        )
+        given: dict[str, Any] = {
+            "session": worker_id,
+            "said": said,
+            "detail": storable_json(detail),
+            "culprit": loss.feed_id,
+            "is_certain": loss.is_certain,
+        }
+        return call(c, "bury", bool, **given) if has_ended else call(c, "report_loss", bool, **given)
 
     @in_transaction
     def gone_among(self, c: Connection, worker_ids: Collection[UUID]) -> set[UUID]:
