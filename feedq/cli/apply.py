@@ -321,14 +321,7 @@ def fail_if_not_made(found: declarations.Declared) -> None:
     help="Also take feeds that others declared under names that the catalog has, from another catalog too.",
 )
 @pass_invocation
-def sync(
-    invocation: Invocation,
-    *,
-    names: Sequence[str],
-    dry_run: bool,
-    remove_up_to: int | None,
-    take_over: bool,
-) -> None:
+def sync(invocation: Invocation, *, names: Sequence[str], remove_up_to: int | None, **how: bool) -> None:
     """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
 
     A catalog is a list of feeds that lives elsewhere; FEEDQ_CATALOGS__<NAME>__KIND and the options of its kind
@@ -350,13 +343,7 @@ def sync(
     for name in chosen:
         try:
             with invocation.progress("changes"):
-                found = invocation.do(
-                    syncing.sync_catalog,
-                    name=name,
-                    remove_up_to=remove_up_to,
-                    take_over=take_over,
-                    dry_run=dry_run,
-                )
+                found = invocation.do(syncing.sync_catalog, name=name, remove_up_to=remove_up_to, **how)
         except FeedqError as error:
             # What is wrong with one catalog does not keep the others from being synced.
             wrong.append(error)

@@ -66,7 +66,8 @@ class ApiConnection:
         if verb.is_stream:
             return (msgspec.json.decode(data) for _, data in self.events(verb.method, path, **asked))
         if told is None:
-            return self.read(self.ask(verb.method, path, **asked), verb.answer)
+            with self._answered(verb.method, path, {}, **asked) as answer:
+                return self.read(_read(answer), verb.answer)
         for kind, data in self.events(verb.method, path, **asked):
             if kind == PROGRESS:
                 found = msgspec.json.decode(data)
@@ -75,15 +76,12 @@ class ApiConnection:
                 return self.read(data, verb.answer)
         raise Unavailable(f"the server at {self._url} broke its answer off; look at what it has done")
 
-    def ask(self, method: str, path: Sequence[str], **asked: Any) -> bytes:
-        """The text of the answer. Raises the `FeedqError` that the API tells of, and `Unavailable`."""
-        with self._answered(method, path, {}, **asked) as answer:
-            return _read(answer)
-
     def events(
         self, method: str, path: Sequence[str], **asked: Any
     ) -> Generator[tuple[str, bytes], None, None]:
-        """The events of a stream as they come: the kind of each, and its document. Raises as `ask`. Close it."""
+        """The events of a stream as they come: the kind of each, and its document. Close it.
+
+        Raises the `FeedqError` that the API tells of, and `Unavailable`."""
         with self._answered(method, path, {"Accept": STREAM_TYPE}, **asked) as answer:
             read = bytearray()
             for part in answer.iter_bytes():

@@ -287,7 +287,7 @@ def _warning(action: feeds.FeedAction) -> str:
 @click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
 @yes_option
 @changes
-def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool, yes: bool) -> None:
+def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None:
     """Go on from the checkpoint that another feed of this name has left in its sink.
 
     For a feed that was removed and declared again, and for feeds declared anew after the control database was
@@ -298,14 +298,11 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
     Example:
       feedq feed adopt acme/orders
     """
-    adopted = invocation.do_confirmed(
-        cursors.adopt_checkpoint,
-        lambda tried: f"Take the checkpoint of {tried.owner}?",
-        yes=yes,
-        name=name,
-        number=number,
-        force=force,
-    )
+
+    def question(tried: cursors.Adopted) -> str:
+        return f"Take the checkpoint of {tried.owner}?"
+
+    adopted = invocation.do_confirmed(cursors.adopt_checkpoint, question, yes=yes, name=name, **which)
     answer(invocation, adopted, f"{name} adopted")
 
 

@@ -44,7 +44,7 @@ with lazily():
     from feedq.core import model
     from feedq.telemetry import event_names
     from feedq.verbs import details, fleet, wording, workers
-    from feedq.verbs.diagnosis import checks, fleet_checks, schedule_checks
+    from feedq.verbs.diagnosis import checks, fleet_checks
 
 LEVEL_WIDTH = 13
 NAME_WIDTH = 20
@@ -117,8 +117,8 @@ def _numbers(found: fleet.FleetData) -> list[details.Fact]:
     ]
     if jobs.are_used:
         facts += [
-            ("schedules", schedule_checks.described_schedules(jobs)),
-            ("runs", schedule_checks.described_runs(jobs)),
+            ("schedules", fleet_checks.described_schedules(jobs)),
+            ("runs", fleet_checks.described_runs(jobs)),
             ("job slots", f"{jobs.slots} on {wording.counted(jobs.workers, 'worker')}"),
         ]
     return facts

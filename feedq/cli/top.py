@@ -27,7 +27,7 @@ with lazily():
     from feedq.cli import tables
     from feedq.core import model, selection
     from feedq.verbs import feeds, fleet, troubles
-    from feedq.verbs.diagnosis import fleet_checks, schedule_checks
+    from feedq.verbs.diagnosis import fleet_checks
 
 FEEDS_SEEN = 100
 """The first of them; `feedq feed list` has them all."""
@@ -91,7 +91,7 @@ def summary(found: fleet.FleetData) -> str:
     return (
         f"{numbers.feeds} feeds ({by_status(numbers) or 'none'}{moving}), workers: "
         f"{fleet_checks.described(numbers)} ({numbers.held}/{numbers.capacity}), {numbers.rows_per_s:,.0f} rows/s"
-        + (f", runs: {schedule_checks.described_runs(jobs)}" if jobs.are_used else "")
+        + (f", runs: {fleet_checks.described_runs(jobs)}" if jobs.are_used else "")
     )
 
 

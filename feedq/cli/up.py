@@ -61,14 +61,7 @@ data_dir_option = click.option(
 )
 @pass_invocation
 def up(
-    invocation: Invocation,
-    *,
-    workers: int,
-    beats: int,
-    capacity: int,
-    data_dir: Path,
-    port_base: int | None,
-    with_demo: bool,
+    invocation: Invocation, *, data_dir: Path, port_base: int | None, with_demo: bool, **sizes: int
 ) -> None:
     """Run everything on this machine: PostgreSQL, Valkey, workers, beats, the API and Flower.
 
@@ -94,7 +87,7 @@ def up(
             with closing(stack.start_servers()) as store:
                 if with_demo:
                     _start_demo(stack, store)
-                stack.start(*stack.fleet(store, workers=workers, beats=beats, capacity=capacity))
+                stack.start(*stack.fleet(store, **sizes))
                 stack.data_dir.write_settings(stack.settings)
                 named = f'eval "$(feedq env --data-dir {shlex.quote(str(data_dir))})"; '
                 other = "feedq feed list" if data_dir == STACK_DIR else f"{named}feedq feed list"

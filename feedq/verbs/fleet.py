@@ -20,8 +20,14 @@ from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.diagnosis.checks import Check, Level, problems
 from feedq.verbs.diagnosis.feed_checks import TENANTS_MAX, explain, feed_checks
-from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
-from feedq.verbs.diagnosis.schedule_checks import check_tasks, job_checks
+from feedq.verbs.diagnosis.fleet_checks import (
+    Overview,
+    check_tasks,
+    fleet_checks,
+    job_checks,
+    placing_checks,
+    summary,
+)
 from feedq.verbs.registry import (
     At,
     Cursor,

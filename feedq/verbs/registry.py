@@ -79,12 +79,11 @@ Expected = (
 NameArgument = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
 Names = Annotated[tuple[NameArgument, ...], Meta(max_length=CHOSEN_MAX)]
 Moment = Annotated[datetime, Meta(tz=True)]
+TimeText = Annotated[str, Meta(min_length=1, max_length=40)]
 Past = Annotated[
-    str,
+    TimeText,
     Meta(
-        min_length=1,
-        max_length=40,
-        description="A time, such as 2026-12-01T08:00Z, in UTC unless it says otherwise, or how long ago: 90m.",
+        description="A time, such as 2026-12-01T08:00Z, in UTC unless it says otherwise, or how long ago: 90m."
     ),
 ]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]

@@ -29,6 +29,7 @@ from feedq.verbs.registry import (
     Moment,
     NameArgument,
     Page,
+    TimeText,
     etag_of,
     page_of,
     page_place,
@@ -42,11 +43,9 @@ DECLARED_MAX: Final = 20_000
 """Characters of a declaration in an address."""
 RunId = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 LocalTime = Annotated[
-    str,
+    TimeText,
     Meta(
-        min_length=1,
-        max_length=40,
-        description="A time, such as 2026-12-01T08:00Z; without an offset, on the clock of the schedule's zone.",
+        description="A time, such as 2026-12-01T08:00Z; without an offset, on the clock of the schedule's zone."
     ),
 ]
 
@@ -197,14 +196,7 @@ def act_on_schedule(
     *,
     name: NameArgument,
     action: ScheduleAction,
-    until: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=40,
-            description="A time as elsewhere, or how long from now: 2h.",
-        ),
-    ]
+    until: Annotated[TimeText, Meta(description="A time as elsewhere, or how long from now: 2h.")]
     | None = None,
     dry_run: bool = False,
 ) -> ScheduleActed:

@@ -40,14 +40,17 @@ from feedq.verbs.catalogs.syncing import check_removals
 from feedq.verbs.diagnosis.checks import Check, Level, fail, problems, warn
 from feedq.verbs.diagnosis.doctor import check_open_files
 from feedq.verbs.diagnosis.feed_checks import explain, feed_checks
-from feedq.verbs.diagnosis.fleet_checks import Overview, fleet_checks, placing_checks, summary
-from feedq.verbs.diagnosis.schedule_checks import (
+from feedq.verbs.diagnosis.fleet_checks import (
     OVERDUE_S,
     WAITING_S,
+    Overview,
     check_tasks,
     described_runs,
     described_schedules,
+    fleet_checks,
     job_checks,
+    placing_checks,
+    summary,
 )
 from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
