@@ -6,8 +6,8 @@
 * A record has as many fields as there are names. Any other number, a quote that is not closed, and text
   after a closing quote make it a `MalformedLine`.
 
-`CsvReader.read` is the plain reference. `CsvReader.columns` takes many lines apart at once, by the standard
-library where there are quotes, and gives up where it could differ: the caller then reads line by line.
+`CsvReader.columns` takes many records apart at once, by the standard library where there are quotes, and one by
+one where that could differ from `CsvReader.read`.
 
 Fields are bytes here: nothing is decoded that nobody asks for.
 """
@@ -18,7 +18,7 @@ import csv
 import re
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field, ValidationInfo, field_validator
@@ -102,23 +102,22 @@ class CsvReader:
             )
         return fields
 
-    def columns(self, lines: bytes, places: Sequence[int]) -> list[bytes] | None:
-        """Returns those fields of all lines, each with its values on lines of their own, an empty line for null.
+    def columns(self, records: Sequence[bytes], places: Sequence[int]) -> tuple[list[Sequence[Any]], Any]:
+        """Those fields of many records, all of them as bytes or all as str, and what stands for null among them.
 
-        ``lines`` is records, each ended by a newline. None: read them one by one.
+        Raises `MalformedLine` if one of the records is.
         """
-        records = lines[:-1].split(LF)
-        if self._quote and self._quote in lines:
-            texts = self._split_quoted(lines)
-            if texts is None or not self._are_whole(texts, len(records)):
-                return None
-            text_columns = list(zip(*texts, strict=True))
-            return ["\n".join(text_columns[place]).encode() for place in places]
-        rows = list(map(bytes.split, records, repeat(self._delimiter)))
-        if not self._are_whole(rows, len(records)):
-            return None
+        text = LF.join(records)
+        rows: Sequence[Sequence[Any]] | None
+        null: bytes | str | None
+        if self._quote and self._quote in text:
+            rows, null = self._split_quoted(text, len(records)), ""
+        else:
+            rows, null = list(map(bytes.split, records, repeat(self._delimiter))), b""
+        if rows is None or set(map(len, rows)) != {len(self.names)}:
+            rows, null = list(map(self.read, records)), None
         columns = list(zip(*rows, strict=True))
-        return [LF.join(columns[place]) for place in places]
+        return [columns[place] for place in places], null
 
     def _read_quoted(self, record: bytes) -> list[bytes | None]:
         fields: list[bytes | None] = []
@@ -146,24 +145,22 @@ class CsvReader:
             raise MalformedLine("invalid CSV: a quote is not closed")
         return record[begin:end].replace(quote * 2, quote), end + len(quote)
 
-    def _split_quoted(self, lines: bytes) -> list[list[str]] | None:
+    def _split_quoted(self, lines: bytes, count: int) -> list[list[str]] | None:
         """Splits by the standard library: one character delimits, and a quoted empty field is like a null."""
         try:
             text, delimiter, quote = lines.decode(), self._delimiter.decode(), self._quote.decode()
         except UnicodeDecodeError:
             return None
-        if len(delimiter) > 1 or quote * 2 in text or "\r" in text:
+        if len(delimiter) > 1 or quote * 2 in text or "\r" in text or text.count("\n") != count - 1:
             return None
         # Strict: text after a closing quote is an error there, too.
-        reader = csv.reader(text[:-1].split("\n"), delimiter=delimiter, quotechar=quote, strict=True)
+        reader = csv.reader(text.split("\n"), delimiter=delimiter, quotechar=quote, strict=True)
         try:
-            return list(reader)
+            rows = list(reader)
         except csv.Error:
             return None
-
-    def _are_whole(self, rows: Sequence[Sequence[object]], count: int) -> bool:
-        """Whether there is a row for each record (an open quote swallows what follows), with all its fields."""
-        return len(rows) == count and set(map(len, rows)) == {len(self.names)}
+        # An open quote swallows the lines that follow.
+        return rows if len(rows) == count else None
 
 
 def _counted(fields: int) -> str:

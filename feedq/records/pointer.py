@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import astuple
 
 from feedq.core.model import JSON
 
@@ -44,7 +45,9 @@ _BLANKS: Final = b" \t\r\n"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
-_ABSENT: Final = msgspec.Raw(b"")
+_EMPTY: Final = b"{}"
+NOTHING: Final = msgspec.Raw(b"\0")
+"""Stands in a column of JSON texts where a document has nothing: no JSON text holds a NUL."""
 
 
 def parse_pointer(text: str) -> tuple[str, ...]:
@@ -65,10 +68,11 @@ def array_index(token: str) -> int | None:
 
 
 Text: TypeAlias = bytes | bytearray | memoryview
+Row: TypeAlias = tuple[msgspec.Raw, ...]
 
 
 class TextPointers:
-    """Finds what some pointers point at in JSON texts, in one pass for each level.
+    """Finds what some pointers point at in JSON texts, one or many at once, in a pass for each level.
 
     What is passed over is looked at as JSON, though not as UTF-8.
     """
@@ -90,14 +94,23 @@ class TextPointers:
             ValueError: it is no JSON, or nested deeper than can be read (about a thousand levels).
         """
         found: list[bytes | Missing] = [MISSING] * self._count
-        root = self._root
         try:
-            if text[:1] == b"{" and root.children and not root.places:
-                root.search_object(text, found)  # nearly always
-            else:
-                root.search(text, found)
+            self._root.search(text, found)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(str(error)) from None
+        return found
+
+    def rows(self, texts: Sequence[bytes]) -> list[Row]:
+        """What each of many texts has at the first tokens of the pointers, each once, in order of appearance.
+
+        Raises `msgspec.DecodeError`, `RecursionError`.
+        """
+        return self._root.rows(texts)
+
+    def columns(self, rows: Sequence[Row]) -> list[Sequence[msgspec.Raw]]:
+        """What each pointer, none of them empty, finds in each text that `rows` has read; or `NOTHING`."""
+        found: list[Sequence[msgspec.Raw]] = [()] * self._count
+        self._root.search_rows(rows, found)
         return found
 
 
@@ -124,99 +137,84 @@ class _Node:
             whole = bytes(text).strip(_BLANKS)
             for place in self.places:
                 found[place] = whole
-        if not self.children:
-            return
-        match _first(text):
-            case 0x7B:
-                self.search_object(text, found)
-            case 0x5B:
-                self._search_array(text, found)
-            case _:
-                _ANY.decode(text)
+        if self.children:
+            for child, value in zip(self.children.values(), self.members(text)):  # noqa: B905 - as many
+                if value is not NOTHING:
+                    child.search(value, found)
 
-    def search_object(self, text: Any, found: list[bytes | Missing]) -> None:
-        passing = self._passing
-        if passing is not None:
+    def search_rows(self, rows: Sequence[Row], found: list[Sequence[msgspec.Raw]]) -> None:
+        """Find what is pointed at from here on in many texts, of which these are the `members`."""
+        for child, column in zip(self.children.values(), zip(*rows, strict=True), strict=False):
+            for place in child.places:
+                found[place] = column
+            if child.children:
+                texts = [_EMPTY if value is NOTHING else value for value in column]
+                child.search_rows(child.rows(texts), found)
+
+    def rows(self, texts: Sequence[Any]) -> list[Row]:
+        """The `members` of many texts."""
+        if self._decoder is not None:
             try:
-                self._collect(passing.decode(text), found)
+                return list(map(astuple, map(self._decoder.decode, texts)))
             except msgspec.ValidationError:
-                pass  # further down there is something else than an object: perhaps a member that is there twice
-            else:
-                return
-        named = _OBJECT.decode(text)
-        for name, child in self.children.items():
-            if name in named:
-                child.search(named[name], found)
+                pass  # one is no object
+        return list(map(self._members_of_any, texts))
 
-    def _collect(self, read: msgspec.Struct, found: list[bytes | Missing]) -> None:
-        for name, child in self._kids:
-            value = getattr(read, name)
-            if value is _ABSENT or value is None:
-                continue
-            if not child.children:
-                text = bytes(value)
-                for place in child.places:
-                    found[place] = text
-            elif isinstance(value, msgspec.Struct):
-                child._collect(value, found)
-            else:
-                child.search(value, found)
+    def members(self, text: Any) -> Row:
+        """What a JSON text of any kind has for each of the children; `NOTHING` where it has nothing."""
+        if self._decoder is not None:
+            try:
+                return astuple(self._decoder.decode(text))
+            except msgspec.ValidationError:
+                pass  # no object
+        return self._members_of_any(text)
 
-    def _search_array(self, text: Any, found: list[bytes | Missing]) -> None:
+    def _members_of_any(self, text: Any) -> Row:
+        first = _first(text)
+        if first == 0x7B:
+            if self._decoder is not None:
+                return astuple(self._decoder.decode(text))
+            named = _OBJECT.decode(text)
+            return tuple(named.get(name, NOTHING) for name in self.children)
+        if first == 0x5B and self._last_index >= 0:
+            elements = self._elements(text)
+            count = len(elements)
+            return tuple(
+                [NOTHING if index is None or index >= count else elements[index] for index in self._indices]
+            )
+        _ANY.decode(text)
+        return (NOTHING,) * len(self.children)
+
+    def _elements(self, text: Any) -> Sequence[msgspec.Raw]:
         if self._last_index >= PLACES_MAX:
-            elements = _ARRAY.decode(text)
-        else:
-            # Whatever comes behind the last one is passed over.
-            read = self._elements.decode(text)
-            elements = [getattr(read, name) for name in read.__struct_fields__]
-        for index, child in self._indices:
-            if index < len(elements) and elements[index] is not _ABSENT:
-                child.search(elements[index], found)
+            return _ARRAY.decode(text)
+        # Whatever comes behind the last one is passed over.
+        return astuple(self._first_elements.decode(text))
 
     @cached_property
-    def _kids(self) -> list[tuple[str, _Node]]:
-        """The children by the names of their fields in `_object`."""
-        return [(f"m{place}", child) for place, child in enumerate(self.children.values())]
-
-    @cached_property
-    def _passing(self) -> msgspec.json.Decoder[Any] | None:
-        """Reads the members of an object that are pointed at, and theirs, in one pass."""
-        return None if self._object is None else msgspec.json.Decoder(self._object)
-
-    @cached_property
-    def _object(self) -> Any:
-        """The type of an object with what is pointed at in it; None if a member has a name that no field can."""
-        fields = []
-        for (field_name, child), name in zip(self._kids, self.children, strict=True):
-            kind = child._type
-            # A null is passed through as well as an object; nothing is pointed at in it.
-            kind, nothing = (kind, _ABSENT) if kind is msgspec.Raw else (kind | None, None)
-            fields.append((field_name, kind, msgspec.field(name=name, default=nothing)))
+    def _decoder(self) -> msgspec.json.Decoder[Any] | None:
+        """Reads the members of an object that are pointed at; None if one has a name that no field can have: with
+        a quote or a backslash."""
+        fields = [(f"m{place}", msgspec.Raw, NOTHING) for place in range(len(self.children))]
+        names = {f"m{place}": name for place, name in enumerate(self.children)}
         try:
-            return msgspec.defstruct("Members", fields)
+            # Unknown to the cycle collector: it refers to bytes only, and lives for a moment.
+            return msgspec.json.Decoder(msgspec.defstruct("Members", fields, rename=names, gc=False))
         except ValueError:
             return None
 
-    @property
-    def _type(self) -> Any:
-        """What to read a value as: text, unless it is passed through on the way to its members."""
-        is_passed = self.children and not self.places and not self._indices
-        return self._object if is_passed and self._object is not None else msgspec.Raw
+    @cached_property
+    def _first_elements(self) -> msgspec.json.Decoder[Any]:
+        fields = [(f"m{place}", msgspec.Raw, NOTHING) for place in range(self._last_index + 1)]
+        return msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, gc=False))
 
     @cached_property
-    def _elements(self) -> msgspec.json.Decoder[Any]:
-        nothing = msgspec.field(default=_ABSENT)
-        fields = [(f"m{place}", msgspec.Raw, nothing) for place in range(self._last_index + 1)]
-        return msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True))
-
-    @cached_property
-    def _indices(self) -> list[tuple[int, _Node]]:
-        found = [(array_index(token), child) for token, child in self.children.items()]
-        return [(index, child) for index, child in found if index is not None]
+    def _indices(self) -> list[int | None]:
+        return list(map(array_index, self.children))
 
     @cached_property
     def _last_index(self) -> int:
-        return max((index for index, _ in self._indices), default=-1)
+        return max((index for index in self._indices if index is not None), default=-1)
 
 
 def _first(text: Text | msgspec.Raw) -> int:

@@ -2,7 +2,7 @@
 
 ::
 
-    batches ─ cut into parts of some 64 kB ─ encoded as rows ─ COPY … FROM STDIN
+    batches ─ chunks of some 64 kB ─ encoded as rows ─ COPY … FROM STDIN
 
 A plan is worked out once a session. Records of a target with ``columns`` become texts: `feedq.sinks.copytext`. A
 row of the default target is ``feed, epoch, received_at, payload`` in the binary format of COPY. Within a batch
@@ -11,8 +11,7 @@ followed by the record's own bytes: nothing is escaped, converted or looked at. 
 or times to parse. Measured against COPY of the bare lines into a single jsonb column, this lands about as many
 records a second; the same rows in text format land two thirds of it.
 
-`DefaultRows.record` is the plain reference: `DefaultRows.encode` must give the same bytes. With a key, records
-take another way: `feedq.sinks.stagedcopy`.
+With a key, records take another way: `feedq.sinks.stagedcopy`.
 """
 
 from __future__ import annotations
@@ -34,13 +33,16 @@ from feedq.records.framing import ESCAPED_NUL
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.catalog import TargetPlan
 from feedq.sinks.copytext import (
+    NUL,
     NUL_ERROR,
     BeyondUs,
+    Chunk,
     ColumnRows,
-    Part,
     UnreadableRecord,
     check,
+    chunks,
     decode,
+    encoded,
     parsed,
     row_of,
 )
@@ -52,9 +54,6 @@ from feedq.sinks.target_table import TableShape, written_columns
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags, length of the header extension."""
 TRAILER: Final = b"\xff\xff"
-CHUNK_BYTES: Final = 64 * 1024
-"""Encoded at a time, so that the server parses one chunk while we make the next."""
-CHUNK_RECORDS: Final = 512
 NUL_ESCAPED: Final = b"\\u0000"
 ESCAPED_NUL_ERROR: Final = "unsupported Unicode escape sequence: \\u0000 cannot be converted to text. (22P05)"
 """What the server says of it in jsonb."""
@@ -70,7 +69,7 @@ _before_name = Struct(">hi").pack
 _epoch_and_time = Struct(">iqiq").pack
 """Each after its length."""
 
-Fields = list[str | None]
+Texts = list[str | None]
 
 
 class CopyPlan(TargetPlan):
@@ -82,18 +81,16 @@ class CopyPlan(TargetPlan):
         super().__init__(session, target, shape)
         self.columns = written_columns(target, shape.columns)
         """What is written of the table, in order."""
-        self.rows = (
+        self._rows = (
             ColumnRows(target, shape.columns)
             if target.is_mapped
             else DefaultRows(shape.columns["payload"].type)
         )
-        self._fields = self.columns if target.is_mapped else ("payload",)
-        """What ``rows.fields`` gives for a record."""
         self._table = identifier_of(shape)
 
     def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
         dead: list[DeadRecord] = []
-        self._copy(self._table, encoded(self.rows, writes, dead, strict=strict))
+        self._copy(self._table, self._encoded(writes, dead, strict=strict))
         return dead
 
     def land_nothing(self) -> None:
@@ -106,11 +103,11 @@ class CopyPlan(TargetPlan):
         not looked for, because a trigger of the table, or of the partition that a row goes to, may fill it. Input
         functions that raise an error when they are asked leave their records to trial.
         """
-        readable: dict[int, Fields] = {}
+        readable: dict[int, Texts] = {}
         errors: dict[int, str] = {}
         for n, suspect in enumerate(suspects):
             try:
-                readable[n] = self.rows.fields(*suspect)
+                readable[n] = self._rows.texts(*suspect)
                 row_of(readable[n])
             except UnreadableRecord as unreadable:
                 errors[n] = str(unreadable)
@@ -129,10 +126,10 @@ class CopyPlan(TargetPlan):
         kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
         return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
 
-    def _input_errors(self, rows: Sequence[Fields]) -> dict[int, str]:
+    def _input_errors(self, rows: Sequence[Texts]) -> dict[int, str]:
         """The first error of each row that has one, by its index."""
         errors: dict[int, str] = {}
-        for column, name in enumerate(self._fields):
+        for column, name in enumerate(self.columns):
             texts = [fields[column] for fields in rows]
             type_name = self.shape.columns[name].definition
             if type_name == "text" or all(text is None for text in texts):
@@ -148,23 +145,23 @@ class CopyPlan(TargetPlan):
         return self.session.row_of(error)
 
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
-        found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))
-        if self.target.is_mapped:
-            return found
-        write, batch, record = suspect
-        payload = found["payload"]
-        return {
-            "feed": write.feed,
-            "epoch": str(write.epoch),
-            "received_at": batch.received_at.isoformat(),
-            "payload": "\\x" + record.hex() if payload is None else payload,
-        }
+        return dict(zip(self.columns, self._rows.texts(*suspect), strict=True))
+
+    def _encoded(
+        self, writes: Iterable[FeedWrite], dead: list[DeadRecord], *, strict: bool
+    ) -> Iterator[bytes]:
+        """All rows of these writes, some at a time. Records that cannot be encoded go to ``dead``; a bad one among
+        default rows is noticed only if ``strict``."""
+        encode = self._rows.encode_strictly if strict else self._rows.encode
+        return (rows for chunk in chunks(writes) for _, rows in encoded(chunk, encode, dead))
 
     def _copy(self, table: sql.Identifier, rows: Iterable[bytes]) -> None:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             table, listed(self.columns), sql.SQL("text" if self.target.is_mapped else "binary")
         )
-        self.session.copy(statement, chain((self.rows.header,), rows, (self.rows.trailer,)))
+        if not self.target.is_mapped:
+            rows = chain((HEADER,), rows, (TRAILER,))
+        self.session.copy(statement, rows)
 
 
 def listed(columns: Iterable[str]) -> sql.Composed:
@@ -172,107 +169,48 @@ def listed(columns: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def encoded(
-    rows: ColumnRows | DefaultRows, writes: Iterable[FeedWrite], dead: list[DeadRecord], *, strict: bool
-) -> Iterator[bytes]:
-    """All rows of these writes, some at a time. Records that cannot be encoded go to ``dead``."""
-    encode = rows.encode
-    return chain.from_iterable(
-        encode(write, batch, cut(batch), dead, strict=strict) for write in writes for batch in write.batches
-    )
-
-
-def cut(batch: Batch) -> Iterable[Part]:
-    """Cuts a batch into parts, none of them empty."""
-    if batch.records is not None:
-        return parts(batch.records, CHUNK_RECORDS)
-    lines = batch.lines or b""
-    return (lines,) if batch.count == 1 else _cut_lines(lines)
-
-
-def _cut_lines(lines: bytes) -> Iterator[bytes]:
-    start = 0
-    while start < len(lines):
-        end = lines.rfind(b"\n", start, start + CHUNK_BYTES) + 1 or lines.index(b"\n", start) + 1
-        yield lines[start:end]
-        start = end
-
-
-def split(part: Part) -> Sequence[bytes]:
-    """The records of a part."""
-    return part[:-1].split(b"\n") if isinstance(part, bytes) else part
-
-
 class DefaultRows:
-    """Encodes batches for one default target."""
-
-    header = HEADER
-    trailer = TRAILER
+    """Encodes records for one default target."""
 
     def __init__(self, payload_type: str) -> None:
         self._version = b"\x01" if payload_type == "jsonb" else b""
         self._type = payload_type
 
-    def fields(self, _write: FeedWrite, _batch: Batch, record: bytes) -> Fields:
-        """The payload as text for its input function; None if any bytes will do.
+    def texts(self, write: FeedWrite, batch: Batch, record: bytes) -> Texts:
+        """What each column gets. Raises `UnreadableRecord` for what no payload column of this type could hold."""
+        self._check(record)
+        payload = "\\x" + record.hex() if self._type == "bytea" else decode(record)
+        return [write.feed, str(write.epoch), batch.received_at.isoformat(), payload]
 
-        Raises `UnreadableRecord` for what no payload column of this type could hold.
-        """
+    def encode(self, chunk: Chunk) -> bytes:
+        """Rows of a chunk, whatever is in the records."""
+        return b"".join([self._rows(_head(span.write, span.batch), span.records) for span in chunk])
+
+    def encode_strictly(self, chunk: Chunk) -> bytes:
+        """Rows of a chunk. Raises `UnreadableRecord` if the payload's column can hold one of the records not."""
+        for span in chunk:
+            if not self._are_sound(span.text, span.records):
+                if len(span.records) > 1:
+                    raise UnreadableRecord("one of several records")
+                self._check(span.records[0])
+        return self.encode(chunk)
+
+    def _check(self, record: bytes) -> None:
         if self._type == "bytea":
-            return [None]
+            return
         if self._type in ("json", "jsonb"):
             with suppress(BeyondUs):
                 check(record)
         if self._type == "jsonb" and NUL_ESCAPED in record and ESCAPED_NUL.search(record):
             raise UnreadableRecord(ESCAPED_NUL_ERROR)
-        if b"\0" in record:
+        if NUL in record:
             raise UnreadableRecord(NUL_ERROR)
-        return [decode(record)]
+        decode(record)
 
-    def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
-        """Encodes one row."""
-        version = self._version
-        return b"".join((_head(write, batch), _length(len(version) + len(record)), version, record))
-
-    def encode(
-        self,
-        write: FeedWrite,
-        batch: Batch,
-        parts: Iterable[Part],
-        dead: list[DeadRecord],
-        *,
-        strict: bool,
-    ) -> Iterable[bytes]:
-        """Encodes a batch, part by part. Only ``strict`` looks into the records, and sets some aside."""
-        if batch.count == 1 and batch.lines is not None and not strict:
-            return (self.record(write, batch, batch.lines[:-1]),)
-        head = _head(write, batch)
-        if strict:
-            return (self._rows(head, self._sound(write, batch, split(part), dead)) for part in parts)
-        return (self._rows(head, part) for part in parts)
-
-    def _sound(
-        self, write: FeedWrite, batch: Batch, records: Sequence[bytes], dead: list[DeadRecord]
-    ) -> Sequence[bytes]:
-        """Those of the records that the payload's column can hold."""
-        if self._are_sound(records):
-            return records
-        if len(records) > 1:
-            middle = len(records) // 2
-            first, second = records[:middle], records[middle:]
-            return [*self._sound(write, batch, first, dead), *self._sound(write, batch, second, dead)]
-        try:
-            self.fields(write, batch, records[0])
-        except UnreadableRecord as unreadable:
-            dead.append((SuspectRecord(write, batch, records[0]), str(unreadable)))
-            return []
-        return records
-
-    def _are_sound(self, records: Sequence[bytes]) -> bool:
+    def _are_sound(self, text: bytes, records: Sequence[bytes]) -> bool:
         """Whether all of these surely are, found without a step of Python for each."""
-        if self._type == "bytea" or not records:
+        if self._type == "bytea":
             return True
-        text = b"\n".join(records)
         try:
             if not text.isascii():
                 text.decode()
@@ -281,11 +219,12 @@ class DefaultRows:
                 return self._type == "json" or NUL_ESCAPED not in text
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             return False
-        return b"\0" not in text
+        return NUL not in text
 
-    def _rows(self, head: bytes, part: Part) -> bytes:
-        records = split(part)
+    def _rows(self, head: bytes, records: Sequence[bytes]) -> bytes:
         version = self._version
+        if len(records) == 1:
+            return b"".join((head, _length(len(version) + len(records[0])), version, records[0]))
         lengths = list(map(len, records))
         heads = {n: head + _length(n + len(version)) + version for n in set(lengths)}
         # Head, record, head, record: filled in by slices, without a step of Python for each record.

@@ -23,7 +23,7 @@ import psycopg2
 from psycopg2 import errorcodes, sql
 
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, Target
-from feedq.sinks.copyplan import CopyPlan, encoded, listed
+from feedq.sinks.copyplan import CopyPlan, listed
 from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.target_table import TableShape
 
@@ -115,7 +115,7 @@ class KeyedCopyPlan(CopyPlan):
         else:
             self._detour.pass_one()
         dead = []
-        self._land_staged(encoded(self.rows, writes, dead, strict=strict))
+        self._land_staged(self._encoded(writes, dead, strict=strict))
         return dead
 
     def land_nothing(self) -> None:

@@ -21,8 +21,14 @@ NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
 FILLED_MAX: Final = 100
 """Columns of a table that `Drift.ADD` fills besides those that are given, and adds."""
-DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
+DEFAULT_SOURCES: Final = (
+    ColumnSource("feed", Origin.FEED),
+    ColumnSource("epoch", Origin.EPOCH),
+    ColumnSource("received_at", Origin.RECEIVED_AT),
+    ColumnSource("payload", Origin.RECORD),
+)
 """Of a target without ``columns``."""
+DEFAULT_COLUMNS: Final = tuple(source.column for source in DEFAULT_SOURCES)
 
 # Of PostgreSQL: it knows the words that are reserved there. Not for a driver that wants each % twice.
 _PREPARER: Final = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
@@ -101,8 +107,10 @@ NO_COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({})
 
 
 def column_sources(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[ColumnSource, ...]:
-    """Where the columns of the user's own table come from: the given ones, and those that ``flatten``,
-    or `Drift.ADD`, fills."""
+    """Where the columns that are written come from: the given ones, and those that ``flatten``, or `Drift.ADD`,
+    fills; or the default ones."""
+    if not target.is_mapped:
+        return DEFAULT_SOURCES
     if target.flatten is None and target.drift is not Drift.ADD:
         return target.columns
     given = {source.column for source in target.columns}
@@ -125,9 +133,7 @@ def column_sources(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -
 
 def written_columns(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[str, ...]:
     """What is written of a table with these columns, in the order of a COPY."""
-    if target.is_mapped:
-        return tuple(source.column for source in column_sources(target, columns))
-    return DEFAULT_COLUMNS
+    return tuple(source.column for source in column_sources(target, columns))
 
 
 def misdeclared(target: Target, why_reserved: Callable[[TableName], str | None]) -> str | None:

@@ -1,13 +1,12 @@
-"""COPY of a target with columns: what each column gets, quickly and plainly the same."""
+"""COPY of a target with columns: what each column gets, whatever the neighbours of a record are."""
 
 from __future__ import annotations
 
 import json
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,18 +16,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from feedq.core.model import JSON, Batch
-from feedq.records.csvtext import CsvFormat
-from feedq.sinks import copyplan, copytext
+from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
+from feedq.records.pointer import MISSING, TextPointers
+from feedq.sinks import copytext
 from feedq.sinks import statements as arrays
 from feedq.sinks.base import DeadRecord, FeedWrite, Target
 from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.copyplan import DefaultRows
-from feedq.sinks.copyplan import encoded as encoded_around
-from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check
-from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
+from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check, chunks, row_of, texts_of_row
+from feedq.sinks.copytext import encoded as encoded_around
+from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, Otherwise, sources_of
 from feedq.sinks.postgresql_session import driver_url
 from feedq.sinks.session import application_name, worker_of
-from feedq.sinks.target_table import Column
+from feedq.sinks.target_table import Column, column_sources
 from tests.records import as_line, csv_records, json_records, spoiled
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
@@ -40,20 +40,123 @@ def column(type_name: str) -> Column:
     return Column(type_name, type_name, False, False, False, True, True)
 
 
+TYPES = {"j": "jsonb", "y": "bytea"}
+
+
 def rows_of(target: Target, *more: str) -> ColumnRows:
+    return ColumnRows(target, columns_of(target, *more))
+
+
+def columns_of(target: Target, *more: str) -> dict[str, Column]:
     """A column whose name begins with j is jsonb, with y bytea, any other text."""
     names = [*more, *(source.column for source in target.columns)]
-    types = {"j": "jsonb", "y": "bytea"}
-    return ColumnRows(target, {name: column(types.get(name[0], "text")) for name in names})
+    return {name: column(TYPES.get(name[0], "text")) for name in names}
 
 
 def encoded(rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]) -> list[bytes]:
     """Rows of writes of which none is set aside."""
-    dead: list[DeadRecord] = []
-    rows_of_writes = list(encoded_around(rows, writes, dead, strict=False))
+    landed, dead = sorted_out(rows, writes)
     if dead:
         raise UnreadableRecord(dead[0][1])
-    return rows_of_writes
+    return landed
+
+
+def sorted_out(
+    rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]
+) -> tuple[list[bytes], list[DeadRecord]]:
+    dead: list[DeadRecord] = []
+    landed = [text for chunk in chunks(writes) for _, text in encoded_around(chunk, rows.encode, dead)]
+    return landed, dead
+
+
+class PlainRows:
+    """What each column gets, one record and one column at a time: what the encoder must equal."""
+
+    def __init__(self, target: Target, *more: str) -> None:
+        self.target = target
+        self.sources = column_sources(target, columns_of(target, *more))
+
+    def row(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
+        """Raises `UnreadableRecord`."""
+        read = self._read_csv(record) if self.target.csv is not None else None
+        if self.target.format == "json":
+            check(record)
+        return row_of([self._text(source, write, batch, record, read) for source in self.sources])
+
+    def _read_csv(self, record: bytes) -> dict[str, bytes | None]:
+        assert self.target.csv is not None
+        try:
+            return dict(zip(self.target.csv.fields, CsvReader(self.target.csv).read(record), strict=True))
+        except MalformedLine as error:
+            raise UnreadableRecord(str(error)) from None
+
+    def _text(
+        self,
+        source: ColumnSource,
+        write: FeedWrite,
+        batch: Batch,
+        record: bytes,
+        read: dict[str, bytes | None] | None,
+    ) -> str | None:
+        is_json = source.column.startswith("j")
+
+        def said(value: str) -> str:
+            return json.dumps(value, ensure_ascii=False) if is_json else value
+
+        match source.origin:
+            case Origin.POINTER:
+                return self._found(source, record, read, is_json=is_json)
+            case Origin.RECORD if source.column.startswith("y"):
+                return "\\x" + record.hex()
+            case Origin.RECORD:
+                return decoded_text(record)
+            case Origin.FEED:
+                return said(write.feed)
+            case Origin.EPOCH:
+                return str(write.epoch)
+            case Origin.RECEIVED_AT:
+                return said(batch.received_at.isoformat())
+            case Origin.CURSOR:
+                cursor = batch.cursor
+                return cursor if isinstance(cursor, str) and not is_json else cursor_text(cursor)
+            case _:
+                return text_of_json(source.constant.encode(), is_json=is_json)
+
+    def _found(
+        self, source: ColumnSource, record: bytes, read: dict[str, bytes | None] | None, *, is_json: bool
+    ) -> str | None:
+        rule = None
+        if read is not None:
+            field = read[source.pointer[1:]]
+            if field is not None:
+                return decoded_text(field)
+            rule = source.null
+        else:
+            found = TextPointers([source.pointer, *source.alternatives]).find(record)
+            value = next((one for one in found if one is not MISSING), MISSING)
+            if value is MISSING:
+                rule = source.missing
+            elif value == b"null":
+                rule = source.null
+            else:
+                return text_of_json(value, is_json=is_json)
+        if rule is Otherwise.REFUSE:
+            raise UnreadableRecord("refused")
+        return text_of_json(source.default.encode(), is_json=is_json) if rule is Otherwise.DEFAULT else None
+
+
+def text_of_json(value: bytes, *, is_json: bool) -> str | None:
+    if value == b"null":
+        return None
+    said: str = json.loads(value) if value.startswith(b'"') and not is_json else value.decode()
+    return said
+
+
+def decoded_text(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise UnreadableRecord("invalid UTF-8") from None
 
 
 def of_records(records: Sequence[bytes], cursor: JSON = None) -> Batch:
@@ -64,13 +167,13 @@ def of_lines(records: Sequence[bytes], cursor: JSON = None) -> Batch:
     return Batch.of_lines(b"".join(r + b"\n" for r in records), cursor=cursor, received_at=AT)
 
 
-def write_of(batch: Batch) -> FeedWrite:
-    return FeedWrite(12, FEED, 7, Target("t", "json"), (batch,))
+def write_of(*batches: Batch) -> FeedWrite:
+    return FeedWrite(12, FEED, 7, Target("t", "json"), batches)
 
 
 def fields(rows: ColumnRows, record: bytes, cursor: JSON = None) -> list[str | None]:
     batch = of_records([record], cursor)
-    return rows.fields(write_of(batch), batch, record)
+    return rows.texts(write_of(batch), batch, record)
 
 
 def rule(**given: Any) -> ColumnRule:
@@ -156,6 +259,11 @@ def landing_rows(name: str) -> ColumnRows:
     return rows_of(target, *(FLATTENED if target.flatten is not None else []))
 
 
+def plain_rows(name: str) -> PlainRows:
+    target = TARGETS[name]
+    return PlainRows(target, *(FLATTENED if target.flatten is not None else []))
+
+
 def records_for(target: Target) -> st.SearchStrategy[bytes]:
     if target.csv is None:
         good = json_records
@@ -165,40 +273,49 @@ def records_for(target: Target) -> st.SearchStrategy[bytes]:
     return st.one_of(good, good, good, spoiled(good), st.binary(max_size=20))
 
 
-def outcome(encode: Callable[[], bytes]) -> bytes | str:
-    try:
-        return encode()
-    except UnreadableRecord as error:
-        return str(error)
-
-
-# -- the fast path and the plain one -----------------------------------------------------------------
+# -- many records and one at a time ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=settings().max_examples // 6, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObject) -> None:
-    rows = landing_rows(name)
-    records = data.draw(st.lists(records_for(TARGETS[name]), max_size=6))
+def test_a_record_lands_the_same_whatever_its_neighbours_are(name: str, data: st.DataObject) -> None:
+    target = TARGETS[name]
+    rows, plain = landing_rows(name), plain_rows(name)
+    records = data.draw(st.lists(records_for(target), max_size=6))
     if data.draw(st.booleans()):
-        # One bad record ends a batch: without any, more is seen of the good ones.
-        records = [r for r in records if isinstance(outcome(partial(one, rows, r)), bytes)]
+        # One bad record halves a chunk: without any, more is seen of the good ones.
+        records = [r for r in records if plainly(plain, [write_of(of_records([r]))])[0]]
     cursors: list[JSON] = [None, 7, 's"\t', {"a": 1}]
     cursor = data.draw(st.sampled_from(cursors))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copytext, "FEW", 1)
-        patch.setattr(copytext, "TRY_AGAIN_AFTER", 0)
-        patch.setattr(copyplan, "CHUNK_BYTES", data.draw(st.sampled_from([1, 80, 2**16])))
-        for batch in (of_records(records, cursor), of_lines(list(filter(as_line, records)), cursor)):
-            write = write_of(batch)
-            plain = outcome(lambda: b"".join(rows.record(write, batch, r) for r in batch.split()))  # noqa: B023
-            assert outcome(lambda: b"".join(encoded(rows, [write]))) == plain  # noqa: B023
+        patch.setattr(copytext, "TRY_AGAIN_AFTER", data.draw(st.sampled_from([0, 15])))
+        patch.setattr(copytext, "CHUNK_BYTES", data.draw(st.sampled_from([1, 80, 2**16])))
+        lines = of_lines(list(filter(as_line, records)), cursor)
+        together = [write_of(of_records(records, cursor)), write_of(lines, of_records([*records, b"{}"]))]
+        for writes in ([write_of(lines)], together):
+            landed, dead = sorted_out(rows, writes)
+            expected, refused = plainly(plain, writes)
+            assert b"".join(landed) == b"".join(expected)
+            assert [suspect.record for suspect, _ in dead] == refused
+
+
+def plainly(plain: PlainRows, writes: Sequence[FeedWrite]) -> tuple[list[bytes], list[bytes]]:
+    """Rows, and records that there are none of."""
+    rows, refused = [], []
+    for write in writes:
+        for batch in write.batches:
+            for record in batch.split():
+                try:
+                    rows.append(plain.row(write, batch, record))
+                except UnreadableRecord:
+                    refused.append(record)
+    return rows, refused
 
 
 def one(rows: ColumnRows, record: bytes) -> bytes:
-    batch = of_records([record])
-    return rows.record(write_of(batch), batch, record)
+    """The row of a single record. Raises `UnreadableRecord`."""
+    return b"".join(encoded(rows, [write_of(of_records([record]))]))
 
 
 @pytest.mark.parametrize(
@@ -206,20 +323,17 @@ def one(rows: ColumnRows, record: bytes) -> bytes:
     [
         [b'{"a": 1}{"a": 2}', b"{}"],
         [b'{"a": [{}', b"{}]}"],
-        [b'{"a": "x}', b'{"}'],
+        [b'{"a": "x}', b'"}'],
         [b'{"a": 1}', b'"x"}', b"{}"],
         [b"{}", b" {}"],
         [b"{}", b"[{}]"],
     ],
 )
-def test_lines_that_are_not_a_record_each_are_taken_one_by_one(
-    lines: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copytext, "FEW", 1)
-    rows = landing_rows("pointers")
-    batch = of_lines(lines)
-    plain = outcome(lambda: b"".join(one(rows, line) for line in lines))
-    assert outcome(lambda: b"".join(encoded(rows, [write_of(batch)]))) == plain
+def test_a_line_is_a_record_whatever_two_of_them_say_together(lines: list[bytes]) -> None:
+    landed, dead = sorted_out(landing_rows("pointers"), [write_of(of_lines(lines))])
+    expected, refused = plainly(plain_rows("pointers"), [write_of(of_lines(lines))])
+    assert b"".join(landed) == b"".join(expected)
+    assert [suspect.record for suspect, _ in dead] == refused
 
 
 GOOD = [
@@ -232,36 +346,33 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize("name", ["pointers", "members", "all kinds", "defaults", "flattened", "no pointer"])
-def test_good_lines_take_the_fast_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = landing_rows(name)
-    monkeypatch.setattr(rows, "record", None)
-    batch = of_lines(GOOD * 200)
-    assert b"".join(encoded(rows, [write_of(batch)])).count(b"\n") == batch.count
-
-
-@pytest.mark.parametrize("lines", [[b'a,,"c,d"', b"1,2,3"], [b"x\\y,1,2"], [b'"a","b","c"']])
-def test_good_lines_of_csv_take_the_fast_path(lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = landing_rows("csv ,")
-    monkeypatch.setattr(rows, "record", None)
-    batch = of_lines(lines * 200)
-    assert b"".join(encoded(rows, [write_of(batch)])).count(b"\n") == batch.count
-
-
-def test_an_odd_record_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_record_is_set_aside_without_a_look_at_each_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows = landing_rows("pointers")
-    singly: list[bytes] = []
-    plain = rows.record
+    asked: list[int] = []
+    plain = rows.rows
 
-    def record(write: FeedWrite, batch: Batch, record: bytes) -> bytes:
-        singly.append(record)
-        return plain(write, batch, record)
+    def counting(chunk: copytext.Chunk) -> bytes:
+        asked.append(sum(len(span.records) for span in chunk))
+        return plain(chunk)
 
-    monkeypatch.setattr(rows, "record", record)
-    batch = of_lines([*GOOD * 50, b"[1]", *GOOD * 50])
-    assert b"".join(encoded(rows, [write_of(batch)])).count(b"\n") == batch.count
-    assert b"[1]" in singly
-    assert len(singly) < 10
+    monkeypatch.setattr(rows, "rows", counting)
+    batch = of_lines([*GOOD * 50, b"[1", *GOOD * 50])
+    landed, dead = sorted_out(rows, [write_of(batch)])
+    assert b"".join(landed).count(b"\n") == batch.count - 1
+    assert [suspect.record for suspect, _ in dead] == [b"[1"]
+    assert len(asked) < 30
+
+
+def test_slow_feeds_of_one_target_share_a_chunk() -> None:
+    rows = rows_of(Target("t", "json", sources_of({"f": "$feed", "c": "$cursor", "a": "/a"})))
+    writes = [
+        FeedWrite(n, f"acme/{n}", 7, Target("t", "json"), (of_lines([b'{"a": %d}' % n], n),))
+        for n in range(99)
+    ]
+    (text,) = encoded(rows, writes)
+    assert text == b"".join(b"acme/%d\t%d\t%d\n" % (n, n, n) for n in range(99))
 
 
 def test_no_chunk_is_empty_for_that_would_end_the_copy() -> None:
@@ -286,16 +397,19 @@ def test_a_row_of_columns_reads_back_as_its_fields(record: bytes) -> None:
         return
     assert row.count(b"\n") == 1
     assert row.endswith(b"\n")
-    cells = row[:-1].decode().split("\t")
-    assert [None if cell == r"\N" else unescape(cell) for cell in cells] == fields(PLAIN, record)
+    assert texts_of_row(row[:-1].decode()) == fields(PLAIN, record)
 
 
-def unescape(cell: str) -> str:
-    letters = iter(cell)
-    return "".join(
-        {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}[next(letters)] if letter == "\\" else letter
-        for letter in letters
+@given(
+    st.lists(
+        st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1
     )
+)
+@example(["\\N", None, "", "\\t", "\t\n\r\\"])
+def test_a_row_is_read_back_as_the_texts_it_was_made_of(texts: list[str | None]) -> None:
+    row = row_of(texts)
+    assert row.count(b"\n") == 1
+    assert texts_of_row(row[:-1].decode()) == texts
 
 
 @pytest.mark.parametrize(
@@ -472,10 +586,10 @@ def test_lines_land_as_the_same_rows_as_their_records(records: list[bytes], chun
     rows = DefaultRows("jsonb")
     lines = of_lines(records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copyplan, "CHUNK_BYTES", chunk_bytes)
-        quick = b"".join(encoded(rows, [write_of(lines)]))
+        patch.setattr(copytext, "CHUNK_BYTES", chunk_bytes)
+        landed = b"".join(encoded(rows, [write_of(lines)]))
     assert lines.split() == tuple(records)
-    assert quick == b"".join(rows.record(write_of(lines), lines, record) for record in records)
+    assert landed == b"".join(b"".join(encoded(rows, [write_of(of_records([record]))])) for record in records)
 
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

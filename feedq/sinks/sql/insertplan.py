@@ -1,34 +1,30 @@
-"""Plans how records get into one target: read as texts, converted to values, inserted many at a time.
+"""Plans how records get into one target: encoded as texts, converted to values, inserted many at a time.
 
-Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
-`feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
+Encoding is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
+`feedq.sinks.sql.column_values`'. A record that cannot be encoded or converted is refused here, before the database
 sees it, which tells the usual reasons apart without a single attempt. A NULL is for the database to judge, if it
 does: a trigger may put something in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Column, MetaData, Table, false, insert, null, select
 
-from feedq.core.model import Batch
-from feedq.records.framing import RecordFormat
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
 from feedq.sinks.catalog import TargetPlan
-from feedq.sinks.copytext import ColumnRows, UnreadableRecord, check, decode
-from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
+from feedq.sinks.copytext import ColumnRows, UnreadableRecord, chunks, encoded, texts_of_row
+from feedq.sinks.sql.column_values import Conversion, Unfit
 from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.target_table import DEFAULT_COLUMNS, TableShape, written_columns
+from feedq.sinks.target_table import TableShape, written_columns
 
 ROWS_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024
 """Of records in one statement. PyMySQL cuts at 1 MB, with every byte escaped, and then rows are counted anew."""
 
 Values = dict[str, Any]
-Reader = Callable[[bytes], Values]
-"""Raises `UnreadableRecord`."""
 
 
 class InsertPlan(TargetPlan):
@@ -50,7 +46,7 @@ class InsertPlan(TargetPlan):
             for name, column in columns.items()
             if column.not_null and session.bends_null(column.own_type)
         )
-        self._rows = ColumnRows(target, shape.columns) if target.is_mapped else None
+        self._rows = ColumnRows(target, shape.columns)
         self._table = table = Table(
             shape.name,
             MetaData(),
@@ -66,34 +62,12 @@ class InsertPlan(TargetPlan):
         self._done = 0
         """Rows of the last `land` that were in the statements before the last one."""
 
-    # -- reading -------------------------------------------------------------------------------------
-
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
-        """What each column is to get. Raises `UnreadableRecord`."""
-        write, batch, record = suspect
-        if self._rows is not None:
-            return dict(zip(self._names, self._rows.fields(write, batch, record), strict=True))
-        return {
-            "feed": write.feed,
-            "epoch": str(write.epoch),
-            "received_at": batch.received_at.isoformat(),
-            "payload": record.decode(errors="backslashreplace"),
-        }
+        return dict(zip(self._names, self._rows.texts(*suspect), strict=True))
 
-    def _reader(self, write: FeedWrite, batch: Batch) -> Reader:
-        """What turns a record of this batch into a row, or raises `UnreadableRecord`."""
-        if self._rows is not None:
-            return lambda record: self._values(self.texts(SuspectRecord(write, batch, record)))
-        texts = self.texts(SuspectRecord(write, batch, b""))
-        return _default_reader(
-            self._values({name: texts[name] for name in DEFAULT_COLUMNS[:-1]}),
-            self.target.format,
-            self._conversions["payload"].convert,
-        )
-
-    def _values(self, texts: Mapping[str, str | None]) -> Values:
+    def _values(self, texts: Sequence[str | None]) -> Values:
         values: Values = {}
-        for name, text in texts.items():
+        for name, text in zip(self._names, texts, strict=True):
             if text is not None:
                 try:
                     values[name] = self._conversions[name].convert(text)
@@ -104,8 +78,6 @@ class InsertPlan(TargetPlan):
             else:
                 values[name] = None
         return values
-
-    # -- writing -------------------------------------------------------------------------------------
 
     def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
         dead: list[DeadRecord] = []
@@ -121,30 +93,18 @@ class InsertPlan(TargetPlan):
 
     def _rows_of(self, writes: Sequence[FeedWrite], dead: list[DeadRecord]) -> Iterator[tuple[Values, int]]:
         """The rows, each with the size of its record. Records that cannot be converted go to ``dead``."""
-        for write in writes:
-            for batch in write.batches:
-                read_record: Reader | None = None
-                for record in batch.split():
+        for chunk in chunks(writes):
+            for spans, rows in encoded(chunk, self._rows.rows, dead):
+                suspects = (SuspectRecord(*span[:2], record) for span in spans for record in span.records)
+                for suspect, row in zip(suspects, rows.decode().split("\n"), strict=False):
                     try:
-                        read_record = read_record or self._reader(write, batch)
-                        yield read_record(record), len(record)
+                        yield self._values(texts_of_row(row)), len(suspect.record)
                     except UnreadableRecord as unreadable:
-                        dead.append((SuspectRecord(write, batch, record), str(unreadable)))
+                        dead.append((suspect, str(unreadable)))
 
     def row_of(self, error: Any) -> int | None:
         row = self.session.row_of(error)
         return None if row is None else self._done + row
-
-
-def _default_reader(same: Values, record_format: RecordFormat, convert: Convert) -> Reader:
-    def read_record(record: bytes) -> Values:
-        if record_format == "bytes":
-            return {**same, "payload": record}
-        if record_format == "json":
-            check(record)
-        return {**same, "payload": convert(decode(record))}
-
-    return read_record
 
 
 def _parts(rows: Iterable[tuple[Values, int]]) -> Iterator[list[Values]]:
