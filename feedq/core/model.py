@@ -57,6 +57,13 @@ def outdated(what: str, found: Version, expected: Version) -> Outdated:
     )
 
 
+class Process(StrEnum):
+    """The process that a feed runs in."""
+
+    SHARED = "shared"
+    OWN = "own"
+
+
 class TargetState(StrEnum):
     """The state that a person wants a feed to be in."""
 
@@ -253,6 +260,8 @@ class FeedSpec(Entry):
     """Which workers may have it, by their labels."""
     weight: Annotated[float, Number(0, over=True)] = 1.0
     """Load of the feed beside others."""
+    process: Word[Process] = Process.SHARED
+    """`shared` with the other feeds of its worker, or its `own`, of which a worker runs four."""
     target_state: Word[TargetState] | None = None
     """Whether it is to run, `running` unless it is given. Left out, a feed that is there already keeps its
     own."""
@@ -609,6 +618,11 @@ class Claim:
     @property
     def key(self) -> FeedKey:
         return (self.feed.id, self.epoch)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it is to run in a process of its own."""
+        return self.quarantined or self.feed.spec.process is Process.OWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -455,7 +455,7 @@ class WorkerCore:
             if before is not None:
                 # The feed came back before its last stream here has ended.
                 actions += self._lose([before], now)
-            if not claim.quarantined or self._is_apart:
+            if not claim.is_apart or self._is_apart:
                 feed.after(FeedEvent.GRANTED)
                 self._running[claim.feed.id] = feed
                 starting.append(claim)

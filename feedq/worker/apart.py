@@ -1,9 +1,10 @@
 """Feeds that run apart: each in a child process, which is a worker of this one feed.
 
-A feed that workers were lost to (`blame` in `feedq/control/sql/leases.sql`) is claimed like any other. Then its
-worker begins a process for it, which takes the lease over (`hand_over` in `feedq/control/sql/workers.sql`). From
-there on it is an ordinary worker, with a session, heartbeats and a trust window of its own, but without a queue
-and without a place for another feed. Once its feed has ended, it leaves.
+A feed that workers were lost to (`blame` in `feedq/control/sql/leases.sql`), or that is declared with ``process:
+own``, is claimed like any other. Then its worker begins a process for it, which takes the lease over (`hand_over`
+in `feedq/control/sql/workers.sql`). From there on it is an ordinary worker, with a session, heartbeats and a
+trust window of its own, but without a queue and without a place for another feed. Once its feed has ended, it
+leaves.
 
 ::
 
@@ -80,6 +81,11 @@ class Apart:
     def __len__(self) -> int:
         return len(self._children)
 
+    @property
+    def quarantined(self) -> int:
+        """How many of the feeds are in quarantine."""
+        return sum(child.is_quarantined for child in self._all())
+
     def start(self, claim: Claim, worker_id: UUID) -> None:
         """Run a claim that was granted. Returns at once. Raises `RuntimeError` when there can be no thread."""
         child = _Child(claim, worker_id, self._settings)
@@ -132,7 +138,7 @@ class _Child:
     """A process that runs one claim."""
 
     def __init__(self, claim: Claim, worker_id: UUID, settings: Settings) -> None:
-        self.key, self.feed = claim.key, claim.feed.name
+        self.key, self.feed, self.is_quarantined = claim.key, claim.feed.name, claim.quarantined
         self.session: UUID | None = None
         """Its worker session, once it has taken the lease over; known when it has ended."""
         self.told: signal.Signals | None = None

@@ -185,7 +185,7 @@ class Supervisor:
             return Counter()
         owner = self._owner(worker)
         counts = Counter(runner.progress.status(owner) for runner in self._all_runners())
-        counts[Status.QUARANTINED] += len(self._apart)
+        counts[Status.QUARANTINED] += self._apart.quarantined
         return counts
 
     def _owner(self, worker: Worker) -> Owner:

@@ -13,7 +13,7 @@ import pytest
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.cluster import wait_until
-from tests.isolation import NEIGHBOURS, WORKERS, Neighbourhood, neighbourhood
+from tests.isolation import NEIGHBOURS, WORKERS, Neighbourhood, declared, neighbourhood
 from tests.poison import Deed
 
 pytestmark = pytest.mark.timeout(240)
@@ -97,3 +97,21 @@ def test_a_worker_that_is_killed_by_somebody_puts_nobody_into_quarantine(place: 
     )
     assert not any(place.lease(feed)["quarantined"] for feed in NEIGHBOURS)
     place.check_each_once()
+
+
+def test_a_feed_with_a_process_of_its_own_goes_elsewhere_when_its_worker_is_killed(
+    place: Neighbourhood,
+) -> None:
+    place.heal()
+    name = "own/01"
+    place.cluster.apply([declared(name) | {"process": "own"}])
+    place.wait_landing([name])
+    before = place.lease(name)
+    (owner,) = place.cluster.sql("SELECT name, queue FROM feedq.worker WHERE id = %s", (before["worker_id"],))
+    assert owner["queue"] == "", "its own process has the lease"
+    place.cluster.workers[owner["name"].partition("@")[0]].signal(signal.SIGKILL)
+    wait_until(lambda: place.lease(name)["epoch"] > before["epoch"], limit_s=30, what="another has it")
+    place.wait_landing([name, *NEIGHBOURS])
+    assert not place.lease(name)["quarantined"]
+    place.check_each_once()
+    place.remove(name)

@@ -12,7 +12,7 @@ import pytest
 
 from feedq import settings as settings_module
 from feedq.celery import tasks
-from feedq.core.model import LeaseState, Loss, NewWorker, Reason, TargetState
+from feedq.core.model import LeaseState, Loss, NewWorker, Process, Reason, Status, TargetState
 from tests.contract.harness import Harness
 from tests.contract.test_supervisor import Stage
 from tests.waiting import until
@@ -42,6 +42,13 @@ def quarantine(stage: Stage) -> int:
     return feed_id
 
 
+def own(stage: Stage) -> int:
+    """Add a feed that is declared to have a process of its own; its id."""
+    feed_id = stage.add_feed()
+    stage.store.feeds.edit(stage.store.feeds.get("a").spec.model_copy(update={"process": Process.OWN}))
+    return feed_id
+
+
 def streams_apart(stage: Stage) -> int:
     """Wait until the feed streams in a process of its own; the id of that."""
     until(lambda: stage.source.open == 1, "it streams", limit_s=STARTED_S)
@@ -68,8 +75,12 @@ def has_ended(pid: int) -> bool:
     return False
 
 
-def test_a_feed_in_quarantine_streams_in_a_process_that_stops_it_and_leaves_when_asked(stage: Stage) -> None:
-    quarantine(stage)
+@pytest.mark.parametrize("add", [quarantine, own])
+def test_a_feed_that_runs_apart_has_a_process_that_stops_it_and_leaves_when_asked(
+    stage: Stage, add: Callable[[Stage], int]
+) -> None:
+    add(stage)
+    before = stage.lease("a")
     stage.reconcile()
     pid = streams_apart(stage)
     assert stage.supervisor.feeds == 0
@@ -78,7 +89,7 @@ def test_a_feed_in_quarantine_streams_in_a_process_that_stops_it_and_leaves_when
     until_released(stage, Reason.PAUSED)
     until(lambda: has_ended(pid), "the process leaves")
     until(lambda: len(stage.supervisor._apart) == 0, "and its worker knows")
-    assert (stage.lease("a").quarantined, stage.lease("a").blamed) == (True, 1)
+    assert (stage.lease("a").quarantined, stage.lease("a").blamed) == (before.quarantined, before.blamed)
     stage.store.feeds.set_target("a", TargetState.RUNNING)
     stage.reconcile()
     assert streams_apart(stage) != pid
@@ -92,6 +103,29 @@ def test_a_feed_whose_process_ends_is_blamed_and_tried_again_later(stage: Stage)
     lease = stage.lease("a")
     assert (lease.state, lease.due_at is not None) == (LeaseState.IDLE, True)
     assert "its own process at w1 was lost: killed: its process was ended by SIGKILL" in str(lease.blame)
+
+
+def test_a_feed_that_ends_its_own_process_is_in_quarantine_from_then_on(stage: Stage) -> None:
+    own(stage)
+    stage.reconcile()
+    os.kill(streams_apart(stage), signal.SIGKILL)
+    until(lambda: stage.lease("a").quarantined, "it is blamed")
+    assert stage.lease("a").blamed == 1
+
+
+def test_an_edit_takes_a_feed_into_the_process_of_its_worker(stage: Stage) -> None:
+    own(stage)
+    stage.reconcile()
+    pid = streams_apart(stage)
+    until(lambda: stage.store.feeds.view("a").status is Status.STREAMING, "it says so")
+    stage.store.feeds.edit(stage.store.feeds.get("a").spec.model_copy(update={"process": Process.SHARED}))
+    stage.reconcile()
+    until_released(stage, Reason.EDITED)
+    until(lambda: has_ended(pid), "the process leaves")
+    stage.reconcile()
+    until(lambda: stage.source.open == 1, "it streams")
+    assert stage.supervisor.feeds == 1
+    assert len(stage.supervisor._apart) == 0
 
 
 def test_a_revoked_feed_begins_again_and_nobody_is_blamed(stage: Stage) -> None:

@@ -41,13 +41,14 @@ LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY WITH inserted AS (
-        INSERT INTO feedq.feed (name, tenant, connector, source, sink, labels, selector, weight, target_state,
-            initial_cursor, expect, catalog, parent, backfill, dirty)
-        SELECT name, tenant, connector, source, sink, labels, selector, weight, target_state,
-            initial_cursor, expect, of_catalog, parent, backfill, false
+        INSERT INTO feedq.feed (name, tenant, connector, source, sink, labels, selector, weight, process,
+            target_state, initial_cursor, expect, catalog, parent, backfill, dirty)
+        SELECT name, tenant, connector, source, sink, labels, selector, weight, process,
+            target_state, initial_cursor, expect, of_catalog, parent, backfill, false
         FROM json_to_recordset(declared) AS given (
             name text, tenant text, connector text, source jsonb, sink jsonb, labels jsonb, selector jsonb,
-            weight float8, target_state text, initial_cursor jsonb, expect jsonb, parent bigint, backfill jsonb)
+            weight float8, process text, target_state text, initial_cursor jsonb, expect jsonb, parent bigint,
+            backfill jsonb)
         ORDER BY name
         ON CONFLICT (name) WHERE removed_at IS NULL DO NOTHING RETURNING *
     ), leased AS (
@@ -93,12 +94,12 @@ BEGIN
     ), compared AS (
         SELECT given.*, f, coalesce(of_catalog, (f).catalog) AS its_catalog,
             ((f).tenant, (f).connector, (f).source, (f).sink, (f).labels, (f).selector, (f).weight,
-                (f).target_state, (f).initial_cursor, (f).expect) IS DISTINCT FROM
+                (f).process, (f).target_state, (f).initial_cursor, (f).expect) IS DISTINCT FROM
             (given.tenant, given.connector, given.source, given.sink, given.labels, given.selector, given.weight,
-                given.target_state, given.initial_cursor, given.expect) AS differs
+                given.process, given.target_state, given.initial_cursor, given.expect) AS differs
         FROM json_to_recordset(declared) AS given (
             name text, tenant text, connector text, source jsonb, sink jsonb, labels jsonb, selector jsonb,
-            weight float8, target_state text, initial_cursor jsonb, expect jsonb,
+            weight float8, process text, target_state text, initial_cursor jsonb, expect jsonb,
             id bigint, generation int, takes_over boolean, detail jsonb)
         LEFT JOIN locked ON (f).name = given.name
     ), judged AS (
@@ -114,7 +115,7 @@ BEGIN
         UPDATE feedq.feed SET
             tenant = given.tenant, connector = given.connector, source = given.source, sink = given.sink,
             labels = given.labels, selector = given.selector, weight = given.weight,
-            target_state = given.target_state, initial_cursor = given.initial_cursor, expect = given.expect,
+            process = given.process, target_state = given.target_state, initial_cursor = given.initial_cursor, expect = given.expect,
             catalog = its_catalog, generation = feed.generation + differs::int, updated_at = feedq.clock()
         FROM ruled given WHERE feed.id = (f).id AND ruling IS NULL AND (differs OR changes_hands)
         RETURNING feed.id, feed.generation, detail

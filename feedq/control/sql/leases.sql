@@ -27,8 +27,8 @@ CREATE VIEW feedq_1.declared AS
 SELECT f.*, (SELECT row_to_json(feed) FROM (SELECT
         f.id,
         (SELECT row_to_json(spec) FROM (SELECT
-            f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, f.weight, f.target_state,
-            f.initial_cursor, f.expect
+            f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, f.weight, f.process,
+            f.target_state, f.initial_cursor, f.expect
         ) spec) AS spec,
         f.generation, f.stream_generation, f.created_at, f.updated_at,
         (SELECT row_to_json(identity) FROM (SELECT

@@ -45,6 +45,7 @@ CREATE TABLE feedq.feed (
     sink jsonb NOT NULL,
     labels jsonb NOT NULL DEFAULT '{}',
     weight double precision NOT NULL DEFAULT 1 CONSTRAINT feed_weight CHECK (weight > 0),
+    process text NOT NULL DEFAULT 'shared' CONSTRAINT feed_process CHECK (process IN ('shared', 'own')),
     target_state text NOT NULL DEFAULT 'running'
         CONSTRAINT feed_target_state CHECK (target_state IN ('running', 'paused')),
     generation integer NOT NULL DEFAULT 1,
@@ -85,9 +86,9 @@ CREATE INDEX feed_parent ON feedq.feed (parent) WHERE parent IS NOT NULL;
 CREATE FUNCTION feedq.follow_edit() RETURNS trigger LANGUAGE plpgsql AS $body$
 DECLARE
     is_another constant boolean := (NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.selector,
-            NEW.target_state, NEW.initial_cursor, NEW.expect -> 'max_event_lag')
+            NEW.process, NEW.target_state, NEW.initial_cursor, NEW.expect -> 'max_event_lag')
         IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.selector,
-            OLD.target_state, OLD.initial_cursor, OLD.expect -> 'max_event_lag');
+            OLD.process, OLD.target_state, OLD.initial_cursor, OLD.expect -> 'max_event_lag');
     is_edited constant boolean := is_another
         OR (NEW.labels, NEW.weight, NEW.expect) IS DISTINCT FROM (OLD.labels, OLD.weight, OLD.expect);
 BEGIN
@@ -101,12 +102,12 @@ BEGIN
     PERFORM pg_notify('feedq_wake', '');
     RETURN NEW;
 END $body$;
-CREATE TRIGGER feed_edited BEFORE UPDATE OF tenant, connector, source, sink, labels, weight, target_state,
+CREATE TRIGGER feed_edited BEFORE UPDATE OF tenant, connector, source, sink, labels, weight, process, target_state,
     generation, removed_at, selector, initial_cursor, expect ON feedq.feed FOR EACH ROW
-    WHEN ((NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.labels, NEW.weight, NEW.target_state,
-            NEW.generation, NEW.removed_at IS NULL, NEW.selector, NEW.initial_cursor, NEW.expect)
+    WHEN ((NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.labels, NEW.weight, NEW.process,
+            NEW.target_state, NEW.generation, NEW.removed_at IS NULL, NEW.selector, NEW.initial_cursor, NEW.expect)
         IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.labels, OLD.weight,
-            OLD.target_state, OLD.generation, OLD.removed_at IS NULL, OLD.selector, OLD.initial_cursor,
+            OLD.process, OLD.target_state, OLD.generation, OLD.removed_at IS NULL, OLD.selector, OLD.initial_cursor,
             OLD.expect))
     EXECUTE FUNCTION feedq.follow_edit();
 

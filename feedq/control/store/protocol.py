@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from feedq.control.store.database import Connection
-from feedq.core.model import FeedSpec, TargetState
+from feedq.core.model import FeedSpec, Process, TargetState
 from feedq.core.schedule.spec import ScheduleSpec
 from feedq.core.values import Entry
 
@@ -112,5 +112,5 @@ def _stored(kind: type, given: Any) -> Any:
     if kind is not FeedSpec:
         raise NotImplementedError(kind)
     # JSON tells no 2.0 from a 2.
-    typed = {"target_state": TargetState(given["target_state"]), "weight": float(given["weight"])}
-    return FeedSpec.of({**given, **typed})
+    typed = {"weight": float(given["weight"]), "process": Process(given["process"])}
+    return FeedSpec.of({**given, **typed, "target_state": TargetState(given["target_state"])})
