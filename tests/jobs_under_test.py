@@ -32,9 +32,6 @@ def insert(placeholder: str) -> str:
     return f"INSERT INTO effect ({', '.join(COLUMNS)}) VALUES ({values})"
 
 
-DEAF_MAX_S = 30.0
-
-
 def told(what: str, request_id: str) -> dict[str, Any]:
     context: RunContext = run_context()
     return {

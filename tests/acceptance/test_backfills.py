@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -100,22 +99,6 @@ def test_what_is_missing_lands_once_although_its_worker_is_killed_twice(desk: De
     last = desk.last()
     assert last > upto
     assert desk.rows(last) == (last, last, 0)
-
-
-def test_one_that_is_cancelled_while_its_worker_is_frozen_leaves_room_for_the_next(desk: Desk) -> None:
-    upto = desk.forget()
-    desk.ask("begin", LIVE, "--from", "0", "--to", str(upto), "--rows-per-s", "2000")
-    desk.wait_landed(upto, 1)
-    frozen = desk.owner()
-    frozen.signal(signal.SIGSTOP)
-    cancelled = desk.ask("cancel", LIVE)
-    assert cancelled["status"] == "cancelled"
-    desk.ask("begin", LIVE, "--from", "0", "--to", str(upto))
-    ended = desk.wait_ended()
-    frozen.signal(signal.SIGCONT)
-    assert (ended["status"], ended["records"]) == ("finished", upto)
-    assert desk.rows(upto) == (upto, upto, 0)
-    assert desk.ask("show") == []
 
 
 def lands_between(

@@ -139,14 +139,3 @@ def test_a_command_that_is_killed_leaves_the_old_cursor_or_the_new_one(bench: Be
     if len(changes) > known:
         # Whether or not the commit still arrived, the cursor to go back to is known.
         assert int(changes[0]["before"]) - int(changes[0]["after"]) == BACK
-
-
-def test_a_worker_that_is_killed_at_once_leaves_the_new_cursor_to_its_successor(bench: Bench) -> None:
-    bench.wait_landed(KEYED, 2 * BACK)
-    lease = bench.cluster.leases()[KEYED]
-    assert lease.worker is not None
-    done = bench.ask("rewind", KEYED, "--records", str(BACK), "--yes")["change"]
-    bench.cluster.workers[lease.worker.partition("@")[0]].signal(signal.SIGKILL)
-    bench.wait_landed(KEYED, done["before"] + BACK)
-    bench.check(KEYED)
-    assert done["after"] in bench.asked_after(KEYED)

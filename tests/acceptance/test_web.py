@@ -28,7 +28,7 @@ from feedq.core.tap import TapPart, TappedRecord
 from feedq.local.postgres import Postgres
 from tests.cluster import ROOT, wait_until
 from tests.flower import Answer, Flower, StartFlower
-from tests.proxy import Fault, PostgresProxy
+from tests.proxy import PostgresProxy
 from tests.schedules import Keys, schedule_spec
 
 NASTY = (
@@ -601,26 +601,6 @@ def test_a_database_that_is_away_is_said_so_and_the_pages_come_back(
     proxy.admit()
     for path in (*PAGES, *API):
         assert flower.get(path).status == 200, path
-
-
-def test_a_database_that_hangs_holds_up_nothing_else_of_flower(
-    start_flower: StartFlower, proxy: PostgresProxy
-) -> None:
-    flower = start_flower(FEEDQ_DATABASE_URL=proxy.url)
-    trap = proxy.arm(Fault.HOLD, "SELECT status, reason", application="feedq-web")
-    waiting = subprocess.Popen(
-        [sys.executable, "-c", f"import urllib.request as u; u.urlopen('{flower.base}/feeds', timeout=60)"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert trap.tripped.wait(20)
-    assert flower.get("/workers").status == 200
-    assert flower.get("/fleet").status == 200
-    assert waiting.poll() is None, "the others were served only after it"
-    _, said = waiting.communicate(timeout=60)
-    assert "HTTP Error 503" in said
-    trap.release()
-    wait_until(lambda: flower.get("/feeds").status == 200, limit_s=20, what="the page is back")
 
 
 def test_a_database_without_its_migrations_says_which_command_helps(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from feedq.local.postgres import Postgres
-from feedq.local.valkey import Valkey
 from tests.chaos import storm
 from tests.chaos.conftest import Stages
 from tests.chaos.test_sink_goes_back import LIMIT_S, landed, wait_landed
@@ -105,43 +104,3 @@ def test_feeds_of_a_control_database_that_was_made_anew_go_on_once_they_have_ado
         wait_landed(sink_url, EVER, max(stood[name][2] for name in EVER) + MORE)
         check_nothing_lost_or_doubled(sink_url)
         assert not source.overlaps()
-
-
-def test_an_installation_that_lives_lands_nothing_more_once_its_checkpoints_are_taken(
-    control_url: str,
-    tmp_path: Path,
-    database_url: str,
-    postgres: Postgres,
-    valkey: Valkey,
-    broker_url: str,
-) -> None:
-    """Its worker is frozen while they are taken, and trusts its leases when it goes on."""
-    sink_url = database_url
-    other_url = postgres.create_database("control_found")
-    with (
-        Source(rate=50) as source,
-        installation(
-            tmp_path / "one",
-            control_url=control_url,
-            broker_url=broker_url,
-            sink_url=sink_url,
-            FEEDQ_TTL_S="60",
-        ) as one,
-        installation(
-            tmp_path / "two",
-            control_url=other_url,
-            broker_url=valkey.url(database=4),
-            sink_url=sink_url,
-        ) as two,
-    ):
-        apply(one, source, *EVER)
-        wait_landed(sink_url, EVER, 30)
-        frozen = one.workers["w1"]
-        frozen.freeze()
-        apply(two, source, *EVER, adopt=True)
-        frozen.thaw()
-        for name in EVER:
-            wait_refused(one, name, id_of(two))
-        wait_landed(sink_url, EVER, max(row[2] for row in landed(sink_url).values()) + MORE)
-        check_nothing_lost_or_doubled(sink_url)
-    postgres.drop_database("control_found")

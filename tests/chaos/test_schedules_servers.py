@@ -4,7 +4,6 @@ none comes twice."""
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,8 +12,6 @@ import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.schedule.spec import Overlap
-from feedq.local.postgres import Postgres
-from feedq.local.valkey import Valkey
 from tests.chaos import ticking
 from tests.cluster import Cluster, wait_until
 from tests.node import Node
@@ -29,7 +26,6 @@ BEATS = ("b1", "b2")
 MANY = 8
 LIMIT_S = 40.0
 TICKS = 2
-BROKER_AWAY_S = 4.0
 
 
 @contextmanager
@@ -62,41 +58,6 @@ def wait_ticks(fleet: Cluster) -> None:
 def leave(node: Node) -> None:
     node.signal(signal.SIGTERM)
     assert node.wait(LIMIT_S) == 0, node.text()[-3000:]
-
-
-def test_ticks_outlive_servers_that_go_away(
-    fleet: Cluster, schedules: ScheduleStore, postgres: Postgres, valkey: Valkey, measured: Measured
-) -> None:
-    for name in BEATS:
-        fleet.add_beat(name)
-    for n in range(3):
-        fleet.add_worker(f"w{n}")
-    with accounted(fleet, schedules) as first:
-        postgres.stop()
-        postgres.start()
-        wait_ticks(fleet)
-        client = valkey.client()
-        client.flushall()
-        client.close()
-        wait_ticks(fleet)
-        valkey.stop()
-        try:
-            end = time.monotonic() + BROKER_AWAY_S
-            while time.monotonic() < end:
-                wait_ticks(fleet)
-        finally:
-            valkey.start()
-        wait_ticks(fleet)
-    account = ticking.account(fleet, first)
-    measured("PostgreSQL restarted, broker emptied and stopped", account)
-    # A job whose own session was cut by the restart has failed, and only that of which none knows how far it came
-    # is left at that.
-    assert account.states.keys() <= {"succeeded", "failed", "lost"}
-    unsuccessful = fleet.sql(
-        "SELECT s.name, r.reason FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
-        "WHERE r.state <> 'succeeded' AND s.name NOT LIKE 'at_most_once/%'"
-    )
-    assert unsuccessful == []
 
 
 def test_no_tick_is_lost_in_a_fleet_that_grows_shrinks_and_is_replaced(

@@ -25,7 +25,6 @@ DECLARED = {
     "source": {"url": "tcp://127.0.0.1:7001"},
     "sink": {"table": "orders"},
 }
-SCHEDULE = {"name": "acme/nightly", "task": "acme.jobs.cleanup", "every": "1h"}
 TIMES = 40
 
 

@@ -51,18 +51,6 @@ def test_a_claimed_run_is_running_under_a_new_fence(jobs: JobsHarness) -> None:
     assert jobs.store.jobs.runs.held(worker.id) == {run_id: claimed.fence}
 
 
-def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    fall_due(jobs)
-    first = claim_one(jobs, worker)
-    finish(jobs, worker, ended(first, RunState.WAITING))
-    second = claim_one(jobs, worker)
-    assert second.id == first.id
-    assert second.fence > first.fence
-    assert second.attempt == first.attempt, "it had not begun"
-
-
 @pytest.mark.parametrize("how", ["gone", "draining", "cordoned", "unknown"])
 def test_a_worker_that_is_not_serving_claims_nothing(jobs: JobsHarness, how: str) -> None:
     worker = jobs.job_worker()

@@ -18,8 +18,6 @@ from tests.contract.jobs_stage import (
     ask,
     claim,
     claim_one,
-    ended,
-    finish,
 )
 
 
@@ -27,18 +25,6 @@ def waiting_in(jobs: JobsHarness, queue: str, runs: int) -> None:
     jobs.schedule(queue, task="tasks.report", queue=queue, overlap=Overlap.ALLOW_ALL)
     for n in range(runs):
         jobs.schedules.trigger(queue, key=str(n))
-
-
-def test_a_queue_runs_as_many_at_a_time_as_it_may(jobs: JobsHarness) -> None:
-    a, b = jobs.job_worker("a"), jobs.job_worker("b")
-    jobs.queues.set(Queue(name="slow", concurrency=3))
-    waiting_in(jobs, "slow", 6)
-    first = claim(jobs, a, limit=2)
-    second = claim(jobs, b)
-    assert (len(first), len(second)) == (2, 1)
-    assert claim(jobs, a) == []
-    finish(jobs, a, ended(first[0]))
-    assert len(claim(jobs, b)) == 1
 
 
 def test_a_bucket_gives_out_its_tokens_and_fills_up_again(jobs: JobsHarness) -> None:
