@@ -15,6 +15,8 @@ from random import Random
 from typing import Any
 from uuid import uuid4
 
+from celery import Celery
+
 TASKS = ("feedq.stream_feed", "feedq.reconcile", "feedq.unheard_of", "celery.accumulate")
 CONTROL = (
     "ping",
@@ -34,6 +36,8 @@ CONTENT_TYPES = (
     "application/data",
     "x",
 )
+AMQP = Celery("forged", set_as_current=False).amqp
+"""Makes the honest messages."""
 DEEP = 3_000
 """Deeper than any decoder goes; in one piece a header of RabbitMQ could not hold more."""
 
@@ -176,21 +180,8 @@ def raw(rng: Random) -> Iterator[bytes]:
 
 
 def _first_protocol(rng: Random) -> Forged:
-    body: dict[str, Any] = {
-        "task": rng.choice(TASKS),
-        "id": f"{rng.getrandbits(64):x}",
-        "args": [1, 1],
-        "kwargs": {},
-        "retries": 0,
-        "eta": None,
-        "expires": None,
-        "utc": True,
-        "callbacks": None,
-        "errbacks": None,
-        "timelimit": [None, None],
-        "taskset": None,
-        "chord": None,
-    }
+    honest = AMQP.as_task_v1(f"{rng.getrandbits(64):x}", rng.choice(TASKS), args=[1, 1], kwargs={})
+    body: dict[str, Any] = dict(honest.body)
     for _ in range(rng.randrange(1, 4)):
         _spoil(body, rng)
     return Forged(
@@ -199,29 +190,17 @@ def _first_protocol(rng: Random) -> Forged:
 
 
 def _second_protocol(rng: Random) -> Forged:
-    headers: dict[str, Any] = {
-        "lang": "py",
-        "task": rng.choice(TASKS),
-        "id": f"{rng.getrandbits(64):x}",
-        "shadow": None,
-        "eta": None,
-        "expires": None,
-        "group": None,
-        "group_index": None,
-        "retries": 0,
-        "timelimit": [None, None],
-        "root_id": "x",
-        "parent_id": None,
-        "argsrepr": "()",
-        "kwargsrepr": "{}",
-        "origin": "forged",
-        "ignore_result": True,
-        "replaced_task_nesting": 0,
-        "stamped_headers": None,
-        "stamps": {},
-    }
-    embed: dict[str, Any] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-    parts: list[Any] = [[1, 1], {}, embed]
+    honest = AMQP.as_task_v2(
+        f"{rng.getrandbits(64):x}",
+        rng.choice(TASKS),
+        args=[1, 1],
+        kwargs={},
+        origin="forged",
+        ignore_result=True,
+    )
+    headers: dict[str, Any] = dict(honest.headers)
+    parts: list[Any] = [*honest.body]
+    embed: dict[str, Any] = parts[2]
     properties: dict[str, Any] = {}
     body: bytes | None = None
     kind: dict[str, Any] = {}

@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from pydantic import SecretStr
 
-from feedq.api.endpoint import Endpoint
 from feedq.control.store.history import EventFilter
 from feedq.core.model import FeedSpec, LeaseState
 from feedq.core.notices import notice_sentences
-from feedq.core.roles import AccessRole
-from feedq.settings import Settings
 from feedq.sinks import field_watch
 from feedq.telemetry.event_names import EventKind
-from tests.api_client import ApiClient
 from tests.contract.shell import opened_shell
 from tests.contract.test_supervisor import Stage, stage
 from tests.waiting import until
@@ -62,27 +57,3 @@ def test_a_new_field_is_told_once_and_becomes_a_column_when_somebody_says_so(
     kinds = {one.event.kind: one.event.detail for one in stage.harness.store.history.before(told)}
     assert kinds[EventKind.COLUMNS_ADDED]["statements"] == [statement]
     assert kinds[EventKind.COLUMNS_ADDED]["by"]["why"] == "wanted"
-
-
-def test_the_api_adds_columns_for_an_operator_of_the_tenant(stage: Stage) -> None:
-    harness = stage.harness
-    harness.execute("DROP TABLE IF EXISTS drifting; CREATE TABLE drifting (n bigint)")
-    sink = {"table": "drifting", "columns": {"n": "/n"}, "drift": "add"}
-    feed = stage.store.feeds.add(
-        FeedSpec(name="a", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink=sink, tenant="acme")
-    )
-    harness.execute(
-        "UPDATE feedq.progress SET noticed = %s WHERE feed_id = %s",
-        json.dumps({"field:price": "numeric", "field:done": "text, added", "csv_header": "no"}),
-        feed.id,
-    )
-    endpoint = Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
-    token = harness.store.tokens.add("t", AccessRole.OPERATOR, tenant="acme", lasts_s=60)
-    with ApiClient(endpoint, token=token) as api:
-        shown = api.json("/feeds/a/drift")
-        assert (shown["fields"], shown["drift"]) == ({"price": "numeric"}, "add")
-        assert api.ask("POST", "/feeds/a/drift", json={"dry_run": True}).json() == shown
-        done = api.ask("POST", "/feeds/a/drift").json()
-        assert (done["statements"], done["applied"]) == (shown["statements"], True)
-        assert api.json("/feeds/a/drift")["statements"] == []
-    assert harness.execute("SELECT price FROM drifting") == []

@@ -152,11 +152,6 @@ class FakeWorker:
     def thaw(self) -> None:
         self.is_frozen = False
 
-    def break_a_session(self) -> None:
-        """One of its two connections to the database breaks."""
-        assert self._session is not None
-        self._session.close()
-
     def terminate(self) -> None:
         """SIGTERM: from the next tick on, drain and leave."""
         self._is_leaving = True

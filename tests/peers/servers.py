@@ -36,7 +36,6 @@ PACKAGES = {
     "mosquitto_passwd": "mosquitto",
     "mosquitto_pub": "mosquitto-clients",
     "nats-server": "nats-server",
-    "nginx": "nginx-light",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "/usr/lib/rabbitmq/bin/rabbitmq-server": "rabbitmq-server",

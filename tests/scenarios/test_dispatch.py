@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 
-from feedq.core.model import Reason, Status
 from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 
@@ -48,36 +47,6 @@ def test_a_cold_start_settles_and_then_spreads() -> None:
     assert fleet.everything_streams()
 
 
-def test_what_finds_no_room_says_so_and_is_placed_when_there_is_some() -> None:
-    fleet = FakeFleet()
-    fleet.add_worker("a", capacity=2)
-    fleet.add_feeds(4)
-    fleet.run(12)
-    assert [(v.status, v.lease.reason) for v in fleet.store.feeds.views()] == [
-        (Status.STREAMING, None),
-        (Status.STREAMING, None),
-        (Status.WAITING, Reason.NO_CAPACITY),
-        (Status.WAITING, Reason.NO_CAPACITY),
-    ]
-    fleet.add_worker("b", capacity=2)
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=0.0 worker a: starts
-        t=0.0 person: adds feeds 1,2,3,4
-        t=0.1 control: cannot place 4 settling
-        t=2.1 control: assigns 1@1,2@1 to a
-        t=2.1 control: cannot place 2 no_capacity
-        t=2.2 worker a: streams feeds 1,2
-        t=12.0 worker b: starts
-        t=12.1 control: assigns 3@1,4@1 to b
-        t=12.2 worker b: streams feeds 3,4
-        """,
-    )
-    assert fleet.everything_streams()
-
-
 def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = 1
@@ -87,24 +56,3 @@ def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     assert fleet.everything_streams()
     streams = next(line for line in fleet.lines if "worker a: streams feed 5" in line)
     assert 10.2 < float(streams.removeprefix("t=").split()[0]) <= 10.2 + fleet.settings.heartbeat_s
-
-
-def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None:
-    fleet = streaming_fleet()
-    fleet.add_feeds(1)
-    fleet.run(0.1)
-    fleet.control.notifications.clear()  # the message comes first: the answer to the claim is the next
-    fleet.control.answers_to_lose = 1
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 person: adds feed 5
-        t=10.1 control: assigns 5@1 to a
-        t=10.3 worker a: drops 1 stale message
-        t=10.4 worker a: hands back feed 5, held here and not running
-        t=10.4 control: assigns 5@2 to a
-        t=10.5 worker a: streams feed 5
-        """,
-    )
-    assert fleet.everything_streams()

@@ -85,68 +85,6 @@ def test_a_worker_that_wakes_between_its_successors_fence_and_first_commit_write
     assert fleet.everything_streams()
 
 
-def test_a_worker_that_is_cut_off_stops_before_its_feeds_begin_elsewhere() -> None:
-    fleet = streaming_fleet()
-    fleet.cut_off("b")
-    fleet.run(10)
-    assert fleet.everything_streams()
-    fleet.reconnect("b")
-    fleet.run(1)
-    expect(
-        fleet,
-        """
-        t=10.0 worker b: is cut off from the database
-        t=14.2 worker b: suspends feed 3
-        t=15.3 worker b: gone
-        t=15.3 control: frees feed 3 of b (worker_gone)
-        t=15.3 control: assigns 3@2 to a
-        t=15.4 worker a: streams feed 3
-        t=20.0 worker b: reaches the database again
-        t=20.2 worker b: was declared gone; drops feed 3 and joins anew
-        """,
-    )
-
-
-def test_a_heartbeat_whose_answer_is_slow_does_not_stretch_the_lease() -> None:
-    """The heartbeat sent at t=11.2 is answered at t=15.7, and is good until t=16.2 all the same."""
-    fleet = streaming_fleet()
-    fleet.workers["b"].answers_take_s = 4.5
-    fleet.run(3)
-    fleet.cut_off("b")
-    fleet.run(12)
-    expect(
-        fleet,
-        """
-        t=13.0 worker b: is cut off from the database
-        t=14.2 worker b: suspends feed 3
-        t=15.7 worker b: streams feed 3
-        t=16.2 worker b: suspends feed 3
-        t=17.3 worker b: gone
-        t=17.3 control: frees feed 3 of b (worker_gone)
-        t=17.3 control: assigns 3@2 to a
-        t=17.4 worker a: streams feed 3
-        """,
-    )
-
-
-def test_neither_a_pause_within_the_ttl_nor_one_broken_connection_of_two_changes_anything() -> None:
-    fleet = streaming_fleet()
-    fleet.workers["b"].break_a_session()
-    fleet.freeze("a")
-    fleet.run(4)
-    fleet.thaw("a")
-    fleet.run(3)
-    expect(
-        fleet,
-        """
-        t=10.0 worker a: freezes
-        t=14.0 worker a: wakes up
-        """,
-    )
-    assert fleet.everything_streams()
-    assert epochs(fleet) == [1, 1, 1, 1]
-
-
 def test_an_outage_fails_nobody_over_but_a_worker_that_dies_in_it_and_that_one_ttl_after_it() -> None:
     fleet = streaming_fleet()
     fleet.database_goes_away()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -122,23 +121,6 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def test_a_cursor_is_set_and_rewound_and_history_has_what_it_takes_to_go_back(bench: Bench) -> None:
-    assert bench.json("show")["cursor"] is None
-    generation = bench.feed.generation
-    exact = '{"c": "\\u00fc", "n": 17.5}'
-    assert bench.json("set", exact, "--yes")["change"]["before"] is None
-    assert bench.json("set", "5000", "--yes")["change"]["after"] == 5_000
-    assert bench.json("rewind", "--records", "1000", "--yes")["change"]["after"] == 4_000
-    assert bench.json("rewind", "--to-start", "--yes")["change"]["after"] is None
-    assert bench.store.feeds.get(NAME).generation == generation + 4
-    events = [event for event in bench.store.feeds.events(NAME) if event.kind == "cursor_changed"]
-    assert [event.detail["verb"] for event in events] == ["reset", "rewind", "set", "set"]
-    assert [event.detail["before"] for event in events] == ["4000", "5000", exact, "null"]
-    for event in events:
-        bench.json("set", event.detail["before"], "--yes")
-        assert json.dumps(bench.tables.checkpoints[bench.feed.id].cursor) == event.detail["before"]
 
 
 def test_a_sink_without_a_key_is_told_what_comes_twice(bench: Bench) -> None:
