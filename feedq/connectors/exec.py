@@ -263,7 +263,7 @@ class ExecConnector:
             if self._context.stopping.is_set():
                 return
             status = child.end(after_s=EXIT_S)
-            if status == 0 and framer.pending and (framed := framer.push(self._options.end_mark)):
+            if status == 0 and framer.pending and (framed := framer.end(self._options.end_mark)):
                 # It ended well: so does its last record.
                 cursor = reader.after(framed, cursor) if reader is not None else cursor
                 yield self._batch(framed, cursor)

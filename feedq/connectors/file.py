@@ -175,7 +175,7 @@ class FollowedFile:
 
     def finish(self, mark: bytes) -> Framed:
         """The record that the end of the file ends, if there is one. Afterwards only `position` may be asked."""
-        framed = self._framer.push(mark) if self._framer.pending else Framed()
+        framed = self._framer.end(mark) if self._framer.pending else Framed()
         self._framer = _Done()
         return framed
 
@@ -193,6 +193,8 @@ class _Done:
 
     def push(self, data: bytes | bytearray) -> Framed:
         raise AssertionError("the file was finished")
+
+    end = push
 
 
 def find(path: str, position: FileCursor, options: FileOptions) -> FollowedFile | None:

@@ -135,7 +135,7 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
 
     def frame_rest(self, framer: Framer) -> Framed | None:
         """What a framer has kept back for want of an end mark; None if that would be no whole record."""
-        return framer.push(self.end_mark) if self.end_mark else None
+        return framer.end(self.end_mark) if self.end_mark else None
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         given = [name for name in names if name in self.model_fields_set]

@@ -13,9 +13,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import ConnectorOptions, check_format, show_cursor
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured
+from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import (
     LF,
     RECORD_BYTES_MAX,
+    CsvFramer,
     CursorReader,
     DelimiterFramer,
     Framed,
@@ -29,6 +31,11 @@ from feedq.records.template import unescape
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def line_framer(csv: CsvFormat | None, max_record_bytes: int) -> Framer:
+    """Makes the framer of lines; those of CSV may hold line ends within quotes."""
+    return CsvFramer(csv, max_record_bytes) if csv is not None and csv.quote else LineFramer(max_record_bytes)
 
 
 class FramingOptions(ConnectorOptions):
@@ -77,7 +84,7 @@ class FramingOptions(ConnectorOptions):
 
     def framer(self) -> Framer:
         """Makes the framer of one stream, from the end of any record on; each needs its own."""
-        framer: Framer = LineFramer(self.max_record_bytes)
+        framer: Framer = line_framer(self.csv, self.max_record_bytes)
         if self.framing == "length":
             framer = LengthFramer(
                 self.length_bytes,

@@ -11,7 +11,7 @@ ends the stream, with everything before it given out; it cannot be skipped, for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import msgspec
@@ -19,15 +19,14 @@ from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
 from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOptions, open_websocket
-from feedq.connectors.record_options import CursorOptions
+from feedq.connectors.record_options import CursorOptions, line_framer
 from feedq.connectors.wire.remote import check_template
 from feedq.core.model import JSON, Batch
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
+    LF,
     Framed,
-    Framer,
     HeaderlessFramer,
-    LineFramer,
     Steps,
     as_lines,
     in_turns,
@@ -125,24 +124,33 @@ class MessageFramer:
 
     def __init__(self, options: WebsocketOptions) -> None:
         # A line never is longer than the message it stands in.
-        lines: Framer = LineFramer(options.max_record_bytes)
+        lines = line_framer(options.csv, options.max_record_bytes)
         if options.csv is not None and options.csv.header:
             lines = HeaderlessFramer(lines, options.csv)
         self._lines = lines
         self._may_be_marked = options.format != "bytes"
         """Whether a byte order mark may stand before the first message."""
-        self._one_each = options.split == "message" and options.format != "csv"
+        self._is_csv = options.csv is not None
+        self._one_each = options.split == "message"
         self.ignored = Ignored(options.ignore) if options.ignore else None
         """Leaves out records that are no part of the feed."""
 
     def frame(self, messages: list[bytes]) -> Framed:
         """The records of some messages, with those to be ignored; perhaps none."""
-        if self._may_be_marked:
+        if self._may_be_marked and messages:
             messages[0] = messages[0].removeprefix(BYTE_ORDER_MARK)
             self._may_be_marked = False
+        if self._is_csv:
+            return Framed.of([record for message in messages for record in self._rows(message)])
         if not self._one_each:
             return self._lines.push(as_lines(messages))
         return Framed.of(messages if all(messages) else list(filter(None, messages)))
+
+    def _rows(self, message: bytes) -> Iterator[bytes]:
+        """The records of CSV in a message. Its end closes a quote, whatever the next one begins with."""
+        yield from self._lines.push(message + LF).each()
+        if self._lines.pending:
+            yield from self._lines.end(LF).each()
 
 
 class WebsocketConnector:

@@ -1,10 +1,10 @@
 """Lines of CSV taken apart: the fields of a record, whatever stands between them.
 
 * The delimiter is one character or several; the quote, if there is one, stands at both ends of a field and
-  is doubled inside it. A quote within an unquoted field is a character like any other.
+  is doubled inside it, as in RFC 4180. A line end within quotes is part of the field.
 * An unquoted empty field is null, a quoted one is an empty text, as in PostgreSQL's own CSV.
-* A record has as many fields as there are names. Any other number, a quote that is not closed, and text
-  after a closing quote make it a `MalformedLine`.
+* A record has as many fields as there are names. Any other number, a quote that is not closed, one within an
+  unquoted field, and text after a closing quote make it a `MalformedLine`.
 
 `CsvReader.columns` takes many records apart at once, by the standard library where there are quotes, and one by
 one where that could differ from `CsvReader.read`.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Annotated, Any
 
 import msgspec
@@ -33,15 +33,16 @@ _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,17}")
 
 
 class CsvFormat(StrictModel):
-    """How the fields of a line are told apart. A record is one line: a quoted field holds no line break."""
+    """How the fields of a record are told apart."""
 
     fields: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of the fields in their order, for pointers such as `/price`."""
     delimiter: str = ","
     r"""What stands between two fields; escapes as in `\t`."""
     quote: Annotated[str, Field(max_length=1)] = '"'
-    """Encloses a field that holds the delimiter; doubled inside it. Empty: nothing is quoted. A quoted empty
-    field is an empty text, an unquoted one is null."""
+    """Encloses a field that holds the delimiter, a line end or the quote itself, which is doubled inside it.
+    Empty: nothing is quoted, and quotes are characters like any other. A quoted empty field is an empty text, an
+    unquoted one is null."""
     header: bool = False
     """Lines that are just the names of the fields are headers and left out."""
 
@@ -137,7 +138,12 @@ class CsvReader:
         if not record.startswith(quote, at):
             end = record.find(self._delimiter, at)
             end = len(record) if end < 0 else end
-            return record[at:end] or None, end
+            if quote in (field := record[at:end]):
+                raise MalformedLine(
+                    "invalid CSV: a quote within a field that does not begin with one; quote the whole field and "
+                    "double the quote, or set source.csv.quote to ''"
+                )
+            return field or None, end
         begin = end = at + len(quote)
         while (end := record.find(quote, end)) >= 0 and record.startswith(quote, end + len(quote)):
             end += 2 * len(quote)
@@ -159,8 +165,9 @@ class CsvReader:
             rows = list(reader)
         except csv.Error:
             return None
-        # An open quote swallows the lines that follow.
-        return rows if len(rows) == count else None
+        # An open quote swallows lines that follow. None is doubled, so one that is left is in an unquoted field.
+        is_plain = len(rows) == count and quote not in "".join(chain.from_iterable(rows))
+        return rows if is_plain else None
 
 
 def _counted(fields: int) -> str:

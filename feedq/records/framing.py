@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -191,8 +192,11 @@ class Framer(Protocol):
     def push(self, data: bytes | bytearray) -> Framed:
         """The records completed by ``data``. ``data`` is the framer's from now on."""
 
+    def end(self, mark: bytes) -> Framed:
+        """The record that the end of the stream ends in the place of ``mark``, if there is one."""
 
-class TailFramer:
+
+class TailFramer(ABC):
     """A framer that keeps of the stream what no record is complete of."""
 
     def __init__(self, max_record_bytes: int) -> None:
@@ -202,6 +206,12 @@ class TailFramer:
     @property
     def pending(self) -> int:
         return len(self._tail)
+
+    @abstractmethod
+    def push(self, data: bytes | bytearray) -> Framed: ...
+
+    def end(self, mark: bytes) -> Framed:
+        return self.push(mark)
 
     def _joined(self, data: bytes | bytearray) -> bytearray:
         # Growing in place is what keeps a large record that arrives in crumbs from costing its square.
@@ -234,6 +244,90 @@ class LineFramer(TailFramer):
         # The CR of a CRLF is no part of the record, and its LF may still be on the way.
         pending = len(self._tail) - self._tail.endswith(CR)
         return _framed_lines(lines, oversize=pending > self._max)
+
+
+class CsvFramer(LineFramer):
+    """Records end with LF or CRLF outside quotes (RFC 4180). A quote counts where a field begins; elsewhere
+    the field is malformed, and the record ends with its line.
+
+    Lines with an even number of quotes each are whole. Only where one has an odd number, each quote is looked at.
+    """
+
+    def __init__(self, csv: CsvFormat, max_record_bytes: int) -> None:
+        super().__init__(max_record_bytes)
+        assert csv.quote
+        self._quote = csv.quote.encode()
+        self._delimiter = unescape(csv.delimiter)
+        self._all_others = bytes(set(range(256)) - set(self._quote + LF))
+        """What is left out to count the quotes of each line."""
+        self._searched = 0
+        """How much of the tail was looked through, up to somewhere within quotes; 0 outside of them."""
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        if not self._searched and LF in data:
+            stream, self._tail = self._joined(data), bytearray()
+            if self._are_whole(stream):
+                return super().push(stream)
+        elif not self._searched:
+            return super().push(data)
+        else:
+            stream = self._joined(data)
+        return self._cut(stream)
+
+    def end(self, mark: bytes) -> Framed:
+        framed = super().end(mark)
+        if not self._tail:
+            return framed
+        # Its quote is not closed, which whoever reads it says.
+        rest = bytes(self._tail).removesuffix(mark)
+        self._tail, self._searched = bytearray(), 0
+        return Framed(records=(*framed.each(), rest), oversize=len(rest) > self._max)
+
+    def _are_whole(self, stream: bytearray) -> bool:
+        if self._quote not in stream:
+            return True
+        if len(self._quote) > 1:
+            return False  # which takes longer to count than to cut
+        quotes = stream[: stream.rfind(LF)].translate(None, self._all_others)
+        return not any(count & 1 for count in set(map(len, quotes.split(LF))))
+
+    def _cut(self, stream: bytearray) -> Framed:
+        """Cut up what may have line ends within quotes."""
+        records: list[bytes] = []
+        start, at, is_quoted = 0, self._searched, self._searched > 0
+        while True:
+            if is_quoted:
+                at, is_quoted = self._after_quoted(stream, at)
+                if is_quoted:
+                    break
+            line_end = stream.find(LF, at)
+            opening = stream.find(self._quote, at, len(stream) if line_end < 0 else line_end)
+            if opening >= 0:
+                is_quoted = opening == start or stream.endswith(self._delimiter, start, opening)
+                at = opening + len(self._quote)
+                continue
+            record = bytes(stream[start:line_end]).removesuffix(CR)
+            if line_end < 0 or len(record) > self._max:
+                break
+            if record:
+                records.append(record)
+            start = at = line_end + 1
+        self._tail = stream[start:] if start else stream
+        self._searched = at - start if is_quoted else 0
+        pending = len(self._tail) - self._tail.endswith(CR)
+        return replace(Framed.of(records), oversize=pending > self._max)
+
+    def _after_quoted(self, stream: bytearray, at: int) -> tuple[int, bool]:
+        """From somewhere within quotes: where they are closed; or where to search on for that, and True."""
+        quote, size = self._quote, len(self._quote)
+        while (closing := stream.find(quote, at)) >= 0:
+            after = closing + size
+            if not stream.startswith(quote, after):
+                # At the very end, what comes next says whether it is doubled.
+                may_be_doubled = quote.startswith(bytes(stream[after : after + size]))
+                return (closing, True) if may_be_doubled else (after, False)
+            at = after + size
+        return max(at, len(stream) - size + 1), True
 
 
 def _divide(stream: bytearray, cut: int) -> tuple[bytes, bytearray]:
@@ -367,6 +461,12 @@ class UnmarkedFramer:
         self._first = None
         return self._framer.push(bytearray(first.removeprefix(BYTE_ORDER_MARK)))
 
+    def end(self, mark: bytes) -> Framed:
+        first, self._first = self._first, None
+        if first:
+            self._framer.push(bytearray(first))
+        return self._framer.end(mark)
+
 
 class HeaderlessFramer:
     """A framer that leaves out the header lines of CSV among the records of another.
@@ -382,7 +482,8 @@ class HeaderlessFramer:
         between = len(unescape(csv.delimiter)) + 2 * len(csv.quote)
         # All quoted, and each character of a name a quote that is doubled.
         self._size_max = len(BYTE_ORDER_MARK) + sum(2 * len(name) + between for name in self._names)
-        self._mark = max((name.encode() for name in csv.fields), key=len)
+        # In a name that has one, a quote is doubled.
+        self._mark = max(csv.fields, key=len).replace(csv.quote, 2 * csv.quote).encode()
         """Where it does not occur there is no header: one search instead of a look at each record."""
 
     @property
@@ -390,7 +491,12 @@ class HeaderlessFramer:
         return self._framer.pending
 
     def push(self, data: bytes | bytearray) -> Framed:
-        framed = self._framer.push(data)
+        return self._without_headers(self._framer.push(data))
+
+    def end(self, mark: bytes) -> Framed:
+        return self._without_headers(self._framer.end(mark))
+
+    def _without_headers(self, framed: Framed) -> Framed:
         if framed.records or self._mark in framed.lines:
             return at_once(framed.without(self._is_header))
         return framed

@@ -175,6 +175,18 @@ def test_csv_without_columns_lands_as_text(harness: PostgresSinkHarness) -> None
     assert harness.query("SELECT payload FROM plain ORDER BY 1") == [('a,"b",',), ("not even three fields",)]
 
 
+def test_a_field_of_csv_lands_with_its_line_ends(harness: PostgresSinkHarness) -> None:
+    harness.query("CREATE TABLE notes (id int, note text)")
+    csv = CsvFormat(fields=("id", "note"))
+    target = Target("notes", "csv", sources_of({"id": "/id", "note": "/note"}), csv=csv)
+    sink = harness.sink()
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, batch(b'1,"a\n\\. b""\r\n"', b"2,\xc3\xa9", b'3,a"b'), target=target)])
+    assert harness.query("SELECT * FROM notes ORDER BY id") == [(1, 'a\n\\. b"\r\n'), (2, "é")]
+    (refused,) = sink.dead_letters()
+    assert (refused.record, "a quote within a field" in refused.error) == (b'3,a"b', True)
+
+
 def test_bytes_land_in_a_column_of_bytes(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE blobs (at timestamptz, blob bytea)")
     target = Target("blobs", "bytes", sources_of({"at": "$received_at", "blob": ""}))

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,7 @@ from feedq.records.framing import (
     BYTE_ORDER_MARK,
     CURSOR_BYTES_MAX,
     SMALL_BYTES,
+    CsvFramer,
     CursorReader,
     DelimiterFramer,
     Framed,
@@ -276,7 +278,7 @@ def test_a_line_that_is_only_like_the_header_is_a_record(line: bytes) -> None:
 
 def test_headers_follow_the_delimiter_and_the_quote() -> None:
     csv = CsvFormat(fields=("a", "b'c"), delimiter=r"\t", quote="'", header=True)
-    assert headerless(csv, b"a\tb'c\n'a'\t'b''c'\n\"a\"\tb'c\n") == [b'"a"\tb\'c']
+    assert headerless(csv, b"a\t'b''c'\n'a'\t'b''c'\n\"a\"\t1\n") == [b'"a"\t1']
     unquoted = CsvFormat(fields=("a", "b"), quote="", header=True)
     assert headerless(unquoted, b'a,b\n"a",b\n') == [b'"a",b']
 
@@ -315,7 +317,6 @@ def reader(delimiter: str, quote: str) -> CsvReader:
         (b",,", [None, None, None]),
         (b'"",,""', [b"", None, b""]),
         (b'"a,b","say ""hi""",""""', [b"a,b", b'say "hi"', b'"']),
-        (b' "a" ,5" pipe,x"y"', [b' "a" ', b'5" pipe', b'x"y"']),
         (b"\\N,NULL,\xff", [b"\\N", b"NULL", b"\xff"]),
         (b'a\n,"b\n",\r', [b"a\n", b"b\n", b"\r"]),
     ],
@@ -333,6 +334,8 @@ def test_a_record_is_taken_apart(record: bytes, fields: list[bytes | None]) -> N
         (b'1,2,"3', "a quote is not closed"),
         (b'1,2,"3""', "a quote is not closed"),
         (b'1,"2" ,3', "text after the closing quote of field 2"),
+        (b'1, "2",3', "a quote within a field that does not begin with one"),
+        (b'5" pipe,2,"3"', "a quote within a field that does not begin with one"),
     ],
 )
 def test_a_malformed_record_says_why(record: bytes, why: str) -> None:
@@ -348,6 +351,76 @@ def test_what_the_standard_library_writes_is_read_back(rows: list[list[str]]) ->
         csv.writer(Written(written), quoting=csv.QUOTE_ALL, lineterminator="").writerow(row)
         fields = READER.read("".join(written).encode(errors="surrogatepass"))
         assert fields == [text.encode(errors="surrogatepass") for text in row]
+
+
+def csv_framer(delimiter: str = ",", quote: str = '"', *, limit: int = NO_LIMIT) -> CsvFramer:
+    return CsvFramer(CsvFormat(fields=ABC, delimiter=delimiter, quote=quote), limit)
+
+
+@given(
+    st.lists(st.lists(st.text('a,;"\r\n', max_size=4), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.sampled_from(["\n", "\r\n"]),
+    st.data(),
+)
+def test_line_ends_within_quotes_end_no_record_however_the_stream_was_cut(
+    rows: list[list[str]], line_end: str, data: st.DataObject
+) -> None:
+    written: list[str] = []
+    csv.writer(Written(written), quoting=csv.QUOTE_ALL, lineterminator=line_end).writerows(rows)
+    stream = "".join(written).encode()
+    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+    records, is_over = run(csv_framer(), pieces)
+    assert not is_over
+    assert [READER.read(record) for record in records] == [[text.encode() for text in row] for row in rows]
+
+
+@given(
+    st.data(), st.sampled_from([one for one in DIALECTS if one[1]]), st.integers(1, 12) | st.just(NO_LIMIT)
+)
+def test_records_of_csv_do_not_depend_on_how_the_stream_was_cut(
+    data: st.DataObject, dialect: tuple[str, str], limit: int
+) -> None:
+    delimiter, quote = (text.encode() for text in dialect)
+    tokens = st.sampled_from([quote, quote, delimiter, b"\n", b"\r\n", b"a"])
+    stream = b"".join(data.draw(st.lists(tokens, max_size=40)))
+    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+    whole, in_pieces = csv_framer(*dialect, limit=limit), csv_framer(*dialect, limit=limit)
+    expected = run(whole, [stream])
+    assert run(in_pieces, pieces) == expected
+    if not expected[1]:
+        assert in_pieces.pending == whole.pending
+
+
+@pytest.mark.parametrize(
+    ("stream", "records", "rest"),
+    [
+        (b'1,ann,"see below\n7,eve,x"\n2,b,c\n', [b'1,ann,"see below\n7,eve,x"', b"2,b,c"], []),
+        (b'1,"a\r\n\r\nb",\r\n2\r\n', [b'1,"a\r\n\r\nb",', b"2"], []),
+        (b'5" pipe,x\n2\n', [b'5" pipe,x', b"2"], []),
+        (b'1,"a""\n2\n""b"\n3\n', [b'1,"a""\n2\n""b"', b"3"], []),
+        (b'1\n2,"open\n3\n4', [b"1"], [b'2,"open\n3\n4']),
+        (b'1,"a"', [], [b'1,"a"']),
+    ],
+)
+def test_a_record_of_csv_ends_outside_quotes_and_the_end_of_a_stream_ends_it(
+    stream: bytes, records: list[bytes], rest: list[bytes]
+) -> None:
+    framer = csv_framer()
+    assert run(framer, [stream]) == (records, False)
+    assert list(framer.end(b"\n").each()) == rest
+    assert framer.pending == 0
+
+
+def test_a_quote_that_is_never_closed_is_bounded_and_looked_at_once() -> None:
+    framer = csv_framer(limit=2**22)
+    framed = framer.push(b'1,"')
+    began = perf_counter()
+    for _ in range(2**22 // 32):
+        framed = framer.push(b"0123456789abcde\n" * 2)
+    assert perf_counter() - began < 5, "its square would take minutes"
+    assert framed.oversize
 
 
 class Written:
@@ -371,6 +444,7 @@ def csv_batches(draw: st.DrawFn) -> tuple[list[bytes], tuple[str, str]]:
 @example(([b'1,"",3', b"1,,3"], DIALECTS[0]))
 @example(([b'1,2,"3"\r'], DIALECTS[0]))
 @example(([b'1,"\xff",3'], DIALECTS[0]))
+@example(([b'5" pipe,"2",3'], DIALECTS[0]))
 def test_many_records_at_once_have_the_fields_that_each_has(
     batch: tuple[list[bytes], tuple[str, str]],
 ) -> None:
