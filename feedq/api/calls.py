@@ -49,6 +49,10 @@ class Calls:
     def __init__(self, *, timeout_s: float = TIMEOUT_S, places: int = PLACES) -> None:
         self.timeout_s = timeout_s
         self._free = places
+        self.requests: set[asyncio.Task[Any]] = set()
+        """Requests of the API that are being answered."""
+        self.streams = 0
+        """Streams of events that are being sent."""
 
     async def call(self, job: Callable[[], T], *, until: float | None = None) -> T:
         """Returns what ``job`` does; ``until``, in the loop's time, is when the timeout is over if it has begun.

@@ -48,19 +48,6 @@ STREAMS_MAX: Final = 20
 """Streams of events that are sent at a time; each has a thread."""
 
 
-class Served:
-    """What the handlers of one process share."""
-
-    def __init__(
-        self, endpoint: Endpoint, calls: Calls, *, changed: Callable[[], object] = lambda: None
-    ) -> None:
-        """``changed`` hears that somebody may have changed something."""
-        self.endpoint, self.calls, self.changed = endpoint, calls, changed
-        self.requests: set[asyncio.Task[Any]] = set()
-        """Those that are being answered."""
-        self.streams = 0
-
-
 @web.stream_request_body
 class ApiHandler(web.RequestHandler):
     """Answers one request."""
@@ -68,8 +55,11 @@ class ApiHandler(web.RequestHandler):
     challenge = "Bearer"
     """What a client has to send that nobody knows."""
 
-    def initialize(self, served: Served) -> None:
-        self._served = served
+    def initialize(
+        self, endpoint: Endpoint, calls: Calls, changed: Callable[[], object] = lambda: None
+    ) -> None:
+        """``changed`` hears that somebody may have changed something."""
+        self._endpoint, self._calls, self._changed = endpoint, calls, changed
         self._body, self._size = bytearray(), 0
         self._refused: FeedqError | None = None
 
@@ -84,9 +74,9 @@ class ApiHandler(web.RequestHandler):
     async def prepare(self) -> None:
         super().prepare()
         if (task := asyncio.current_task()) is not None:
-            self._served.requests.add(task)
-            task.add_done_callback(self._served.requests.discard)
-        self._until = asyncio.get_running_loop().time() + self._served.calls.timeout_s
+            self._calls.requests.add(task)
+            task.add_done_callback(self._calls.requests.discard)
+        self._until = asyncio.get_running_loop().time() + self._calls.timeout_s
         try:
             self.caller = await self.who_asks()
             set_author(asker_of(self.caller, self.request.remote_ip, reason_in(self.request.headers)))
@@ -105,10 +95,10 @@ class ApiHandler(web.RequestHandler):
 
     def _known(self) -> Caller:
         try:
-            return known_caller(self._served.endpoint.at, self.request.headers, self.request.remote_ip or "")
+            return known_caller(self._endpoint.at, self.request.headers, self.request.remote_ip or "")
         except Unauthenticated:
             asked = f"{self.request.method} {self.request.path}"
-            self._served.endpoint.refused(asked, HTTPStatus.UNAUTHORIZED)
+            self._endpoint.refused(asked, HTTPStatus.UNAUTHORIZED)
             raise
 
     def data_received(self, chunk: bytes) -> None:
@@ -132,7 +122,7 @@ class ApiHandler(web.RequestHandler):
 
     def on_finish(self) -> None:
         if self.request.method != "GET":
-            self._served.changed()
+            self._changed()
 
     async def _answered(self) -> Answer:
         """Raises `FeedqError`."""
@@ -145,13 +135,13 @@ class ApiHandler(web.RequestHandler):
         method, query = self.request.method or "", self.request.query
         headers = {name.lower(): value for name, value in self.request.headers.items()}
         asked = Request(method, self.address, self.caller, query, headers, bytes(self._body))
-        answer = await self._call(partial(self._served.endpoint.answer, asked))
-        if not isinstance(answer.body, bytes) and self._served.streams >= STREAMS_MAX:
+        answer = await self._call(partial(self._endpoint.answer, asked))
+        if not isinstance(answer.body, bytes) and self._calls.streams >= STREAMS_MAX:
             raise Unavailable(f"{STREAMS_MAX} streams are sent already; ask again in a moment")
         return answer
 
     async def _call(self, job: Callable[[], T]) -> T:
-        return await self._served.calls.call(job, until=self._until)
+        return await self._calls.call(job, until=self._until)
 
     def _begin(self, answer: Answer) -> None:
         self.set_status(answer.status)
@@ -162,18 +152,18 @@ class ApiHandler(web.RequestHandler):
 
     async def _stream(self, parts: Generator[bytes, None, None]) -> None:
         """Send each part as it comes, until the end or until whoever asked has left or reads no more."""
-        self._served.streams += 1
+        self._calls.streams += 1
         try:
             while part := await in_thread(partial(next, parts, b"")):
                 self.write(part)
-                async with asyncio.timeout(self._served.calls.timeout_s):
+                async with asyncio.timeout(self._calls.timeout_s):
                     await self.flush()
             await self.finish()
         except (StreamClosedError, TimeoutError):
             connection: Any = self.request.connection
             connection.close()
         finally:
-            self._served.streams -= 1
+            self._calls.streams -= 1
         await in_thread(parts.close)
 
     def write_error(self, status_code: int, **about: Any) -> None:
@@ -229,9 +219,10 @@ class Health(web.RequestHandler):
 
 async def serve(endpoint: Endpoint, listening: Sequence[socket.socket], told_to_stop: asyncio.Event) -> None:
     """Serve the API on these sockets until told to stop."""
-    served = Served(endpoint, Calls())
+    calls = Calls()
     application = web.Application(
-        [(r"/healthz", Health), (r".*", ApiHandler, {"served": served})], log_function=lambda _: None
+        [(r"/healthz", Health), (r".*", ApiHandler, {"endpoint": endpoint, "calls": calls})],
+        log_function=lambda _: None,
     )
     server = ApiServer(
         application,
@@ -243,9 +234,9 @@ async def serve(endpoint: Endpoint, listening: Sequence[socket.socket], told_to_
     server.add_sockets(listening)
     await told_to_stop.wait()
     server.stop()
-    if served.requests:
-        await asyncio.wait(served.requests, timeout=GRACE_S)
+    if calls.requests:
+        await asyncio.wait(calls.requests, timeout=GRACE_S)
     await server.close_all_connections()
     # Streams hear of it with their next event.
-    if served.requests:
-        await asyncio.wait(served.requests, timeout=GRACE_S)
+    if calls.requests:
+        await asyncio.wait(calls.requests, timeout=GRACE_S)

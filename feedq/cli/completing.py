@@ -14,7 +14,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from feedq.cli.invocation import STACK_DIR, Command, Invocation, pass_invocation
+from feedq.cli.invocation import STACK_DIR, Command, Invocation, pass_invocation, stack_settings
 from feedq.cli.output import answer
 
 NAMES_MAX: Final = 200
@@ -94,13 +94,8 @@ def _database_url() -> str:
     """Of the environment, or of the `feedq up` that runs in this directory."""
     if "FEEDQ_SERVER" in os.environ:
         return ""
-    if url := os.environ.get("FEEDQ_DATABASE_URL"):
-        return url
-    if not (STACK_DIR / "up.lock").exists():
-        return ""
-    from feedq.local.datadir import DataDir
-
-    return DataDir(STACK_DIR).settings()["FEEDQ_DATABASE_URL"]
+    url = os.environ.get("FEEDQ_DATABASE_URL")
+    return url or stack_settings(STACK_DIR).get("FEEDQ_DATABASE_URL", "")
 
 
 def _asked(url: str, kind: str, beginning: str) -> list[str]:

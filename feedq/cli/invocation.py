@@ -132,16 +132,11 @@ class Invocation:
     def _use_stack(self) -> None:
         """Take the settings of the `feedq up` that runs in this directory, unless the environment has some."""
         directory, self.stack_dir = self.stack_dir, None
-        if directory is None or "FEEDQ_DATABASE_URL" in os.environ or not (directory / "up.lock").exists():
+        if directory is None or "FEEDQ_DATABASE_URL" in os.environ:
             return
-        try:
-            from feedq.local.datadir import DataDir
-
-            settings = DataDir(directory).settings()
-        except (ImportError, OSError, ValueError, TypeError, Unavailable):
-            return  # none runs, or it is somebody else's
-        os.environ |= settings
-        click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
+        if settings := stack_settings(directory):
+            os.environ |= settings
+            click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
 
     def _require_database(self) -> None:
         """Raises `InvalidInput` when a server is to be asked, for what no server does."""
@@ -274,6 +269,18 @@ class Invocation:
                 raise FeedqError(late if reason is None else f"{late}. {reason}")
             time.sleep(POLL_INTERVAL_S)
         return seen
+
+
+def stack_settings(directory: Path) -> dict[str, str]:
+    """The settings of the `feedq up` that runs in a directory; none when none does, or it is somebody else's."""
+    if not (directory / "up.lock").exists():
+        return {}
+    try:
+        from feedq.local.datadir import DataDir
+
+        return DataDir(directory).settings()
+    except (ImportError, OSError, ValueError, TypeError, Unavailable):
+        return {}
 
 
 # -- options that commands share -------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from feedq.control.store.feed_listing import TroubledFeeds
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.history import EventFilter, ListedEvent
 from feedq.control.store.postgresql import PostgresStore
@@ -100,30 +99,17 @@ def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, li
     tallies, troubles = store.listing.survey(TROUBLED, REASONS, each=NAMED_MAX, tenants=TENANTS_MAX)
     workers = store.workers.views()
     state, jobs = store.fleet_state(), store.job_state()
-    numbers = summary(tallies, workers)
-    checks = list(_checks(store, settings, numbers, troubles, workers, state, jobs))
+    numbers, rules = summary(tallies, workers), settings.rules
+    explained = partial(explain, workers=workers, now=state.now, rules=rules)
+    checks = [
+        *fleet_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s),
+        *feed_checks(troubles, numbers, now=state.now, explained=explained),
+        *placing_checks(store.listing.placing(each=NAMED_MAX), workers, rules),
+        *job_checks(jobs),
+        *(check_tasks(store.scheduled_tasks()) if jobs.active else ()),
+    ]
     warnings = [check for check in checks if check.level in (Level.WARN, Level.FAIL)]
     return FleetData(state, jobs, numbers, workers, warnings), checks
-
-
-def _checks(
-    store: PostgresStore,
-    settings: Settings,
-    numbers: Overview,
-    troubles: Sequence[TroubledFeeds],
-    workers: Sequence[WorkerView],
-    state: FleetState,
-    jobs: JobState,
-) -> Iterator[Check]:
-    rules = settings.rules
-    yield from fleet_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s)
-    explained = partial(explain, workers=workers, now=state.now, rules=rules)
-    yield from feed_checks(troubles, numbers, now=state.now, explained=explained)
-    required = store.listing.placing(each=NAMED_MAX)
-    yield from placing_checks(required, workers, rules)
-    yield from job_checks(jobs)
-    if jobs.active:
-        yield from check_tasks(store.scheduled_tasks())
 
 
 @verb("GET /doctor", of_fleet=True)

@@ -204,9 +204,8 @@ def act_on_schedule(
     schedules = at.store.jobs.schedules
     if until is not None and action is not ScheduleAction.PAUSE:
         raise InvalidInput("until: is for pause alone")
-    # Read as lists read it: little that is done to a schedule needs its declaration.
-    found = [view for view in schedules.views(prefix=name, limit=1) if view.schedule.spec.name == name]
-    view = (found or [schedules.view(name)])[0]
+    # Little that is done to a schedule needs its declaration.
+    view = _listed(at, name) or schedules.view(name)
     end = None if until is None else _time(view.schedule.spec, until, "until", now=at.store.now())
     if dry_run:
         waiting = view.waiting if action is ScheduleAction.CANCEL else 0
@@ -234,30 +233,8 @@ def show_next_ticks(
 
     With ``declared``, those that it would have: a declaration as a manifest has it, in JSON. It need not exist.
     """
-    if declared is None:
-        schedule = at.store.jobs.schedules.get(name)
-        return _coming(at, schedule.spec, since, count, schedule_id=schedule.id, state=schedule.state)
-    try:
-        keys = read_json(declared)
-    except ValueError as error:
-        raise InvalidInput(f"declared: is no JSON: {error}") from None
-    spec = read_declaration(ScheduleSpec, {**keys, "name": name} if isinstance(keys, dict) else keys)
-    there = at.store.jobs.schedules.views(prefix=name, limit=1)
-    ids = [view.schedule.id for view in there if view.schedule.spec.name == name]
-    return _coming(at, spec, since, count, schedule_id=ids[0] if ids else 0)
-
-
-def _coming(
-    at: At,
-    spec: ScheduleSpec,
-    since: str | None,
-    count: int,
-    *,
-    schedule_id: int,
-    state: ScheduleState = ScheduleState.ACTIVE,
-) -> ComingTicks:
-    zone = zone_of(spec)
-    clock = ZoneInfo(zone)
+    spec, schedule_id, state = _timed(at, name, declared)
+    clock = ZoneInfo(zone_of(spec))
     # A tick at that very time is one of them.
     after = at.store.now() if since is None else _time(spec, since, "since") - timedelta(microseconds=1)
     ticks = list(islice(ticks_after(spec, after=after), count + 1))
@@ -265,7 +242,27 @@ def _coming(
     for tick, following in zip(ticks, [*ticks[1:], None], strict=False):
         fires = delayed(spec, schedule_id=schedule_id, tick=tick, following=following)
         found.append(ComingTick(tick, tick.astimezone(clock), fires))
-    return ComingTicks(spec.name, timing_words(spec), zone, state, found[:count])
+    return ComingTicks(spec.name, timing_words(spec), clock.key, state, found[:count])
+
+
+def _timed(at: At, name: str, declared: str | None) -> tuple[ScheduleSpec, int, ScheduleState]:
+    """A schedule as it is, or as it is declared here; with its id, 0 for one that there is not, and its state."""
+    if declared is None:
+        schedule = at.store.jobs.schedules.get(name)
+        return schedule.spec, schedule.id, schedule.state
+    try:
+        keys = read_json(declared)
+    except ValueError as error:
+        raise InvalidInput(f"declared: is no JSON: {error}") from None
+    spec = read_declaration(ScheduleSpec, {**keys, "name": name} if isinstance(keys, dict) else keys)
+    there = _listed(at, name)
+    return spec, 0 if there is None else there.schedule.id, ScheduleState.ACTIVE
+
+
+def _listed(at: At, name: str) -> ScheduleView | None:
+    """A schedule as lists have it, even one whose declaration this release cannot read."""
+    found = at.store.jobs.schedules.views(prefix=name, limit=1)
+    return found[0] if found and found[0].schedule.spec.name == name else None
 
 
 def zone_of(spec: ScheduleSpec) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from tornado.template import Loader, Template
 from tornado.web import StaticFileHandler, url
 
-from feedq.api.handler import Served
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.verbs import registry
@@ -51,13 +50,13 @@ def addresses(queries: WebQueries) -> list[Any]:
     """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
     holds."""
     shared: dict[str, Any] = {"queries": queries}
-    served = Served(queries.endpoint, queries.calls, changed=queries.forget)
+    served = {"endpoint": queries.endpoint, "calls": queries.calls, "changed": queries.forget}
     return [
         url(r"/feeds", pages.FeedsPage, shared, name="feeds"),
         url(r"/feed", pages.FeedPage, shared, name="feed"),
         url(r"/fleet", pages.FleetPage, shared, name="fleet"),
         url(r"/problems", pages.ProblemsPage, shared, name="problems"),
-        url(r"/api/v1(/.*)", FlowerApi, {"served": served}, name="feedq_api"),
+        url(r"/api/v1(/.*)", FlowerApi, served, name="feedq_api"),
         url(r"/feedq/ask/([a-z-]+)", pages.DialogPage, shared, name="feedq_ask"),
         url(r"/schedules", pages.SchedulesPage, shared, name="schedules"),
         url(r"/schedule", pages.SchedulePage, shared, name="schedule"),
