@@ -12,7 +12,10 @@ import pytest
 from pydantic import SecretStr
 
 from feedq.api.endpoint import Endpoint
+from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.core.roles import AccessRole
+from feedq.core.schedule.model import Schedule
+from feedq.core.schedule.spec import ScheduleSpec
 from feedq.settings import Settings
 from tests.api_client import ApiClient
 from tests.contract.jobs_harness import JobsHarness
@@ -95,6 +98,23 @@ def test_what_is_declared_is_added_changed_or_left_alone(api: ApiClient) -> None
     (shown,) = api.json("/declarations/feeds", params={"names": NAME})["items"]
     assert changed.headers["ETag"] == f'"{shown["etag"]}"' != added.headers["ETag"]
     assert shown["declaration"] == DECLARED | {"weight": 2.0}
+
+
+def test_a_schedule_that_somebody_else_changes_in_the_same_moment_is_left_as_they_made_it(
+    api: ApiClient, harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.ask("POST", "/declarations", json={"schedules": [SCHEDULE]})
+    edit = ScheduleStore.edit
+
+    def edited_before(store: ScheduleStore, name: str, spec: ScheduleSpec, **how: Any) -> Schedule:
+        edit(store, name, spec.model_copy(update={"every": 7200.0}))
+        return edit(store, name, spec, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ScheduleStore, "edit", edited_before)
+        late = api.ask("POST", "/declarations", json={"schedules": [SCHEDULE | {"every": "3h"}]})
+    assert changes_of(late) == [("schedule", "change", "Outdated")]
+    assert harness.schedules.get("acme/nightly").spec.every == 7200.0
 
 
 def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(
