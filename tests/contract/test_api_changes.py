@@ -103,7 +103,8 @@ def test_what_is_declared_is_added_changed_or_left_alone(api: ApiClient) -> None
 def test_a_schedule_that_somebody_else_changes_in_the_same_moment_is_left_as_they_made_it(
     api: ApiClient, harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api.ask("POST", "/declarations", json={"schedules": [SCHEDULE]})
+    nightly = {"name": "acme/nightly", "task": "acme.jobs.cleanup", "every": "1h"}
+    api.ask("POST", "/declarations", json={"schedules": [nightly]})
     edit = ScheduleStore.edit
 
     def edited_before(store: ScheduleStore, name: str, spec: ScheduleSpec, **how: Any) -> Schedule:
@@ -112,7 +113,7 @@ def test_a_schedule_that_somebody_else_changes_in_the_same_moment_is_left_as_the
 
     with monkeypatch.context() as patched:
         patched.setattr(ScheduleStore, "edit", edited_before)
-        late = api.ask("POST", "/declarations", json={"schedules": [SCHEDULE | {"every": "3h"}]})
+        late = api.ask("POST", "/declarations", json={"schedules": [nightly | {"every": "3h"}]})
     assert changes_of(late) == [("schedule", "change", "Outdated")]
     assert harness.schedules.get("acme/nightly").spec.every == 7200.0
 
