@@ -2,10 +2,10 @@
 
 kombu and Celery take whatever lies in a queue for one of their own messages. What has another form (bytes that are
 no JSON, a body that is no ``[args, kwargs, embed]``, a task id that is a list) raises out of Celery's event loop,
-which ends the worker and every stream in it; and the message goes to the next worker. So each message is checked
-when it arrives, as kombu reads it (`_envelope_problem` for Redis, `_properties` for RabbitMQ, `_size_problem`),
-and there is a guard around everything that Celery does with it afterwards in its event loop (`guarded`, `kept_in`,
-`process_or_drop`). What fails is rejected without being put back, with one log line.
+which ends the worker and every stream in it; and the message goes to the next worker. So there is a guard around
+each step that kombu and Celery take with a message in that loop: reading it (`RedisChannel._read`, `_properties`),
+taking it in (`guarded`), carrying it out (`kept_in`, `process_or_drop`). What fails is rejected without being put
+back, with one log line. What nothing would fail at, and harms all the same, is looked at first: the size.
 
 Besides, an acknowledgement that comes too late does not end the worker, and hints to a node are not written down
 in Redis.
@@ -20,7 +20,6 @@ import bz2
 import lzma
 import socket
 import zlib
-from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -36,9 +35,8 @@ from amqp.spec import Basic
 from celery.app.task import Context
 from celery.events.dispatcher import EventDispatcher
 from celery.worker import state as worker_state
-from kombu import matcher
+from kombu import compression, matcher
 from kombu.clocks import LamportClock
-from kombu.compression import get_decoder
 from kombu.message import Message
 from kombu.transport import TRANSPORT_ALIASES, _transport_cache, pyamqp, virtual
 from kombu.utils.json import loads
@@ -96,6 +94,10 @@ def install() -> None:
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{transport.__name__}"
         # Whoever connected before this would be remembered with kombu's own.
         _transport_cache.pop(scheme, None)
+    for name, unpacker in _UNPACKERS.items():
+        # kombu.compression unpacks without a limit.
+        encode, _ = compression.get_encoder(name)
+        compression.register(encode, partial(_unpacked, unpacker), name)
     PROPERTY_CLASSES[Basic.CLASS_ID] = _properties
     Context.update = _update  # called by Celery's tracer, in all pools
     # A message of remote control brings its own pattern; one that backtracks would hold the interpreter.
@@ -238,46 +240,18 @@ class RedisTransport(redis.Transport):
 
     def _deliver(self, message: Any, queue: str) -> None:
         self.came_from = queue
-        problem = _envelope_problem(message)
-        if problem is not None:
-            _say_dropped(problem, queue=queue, message=message)
-            return
-        super()._deliver(message, queue)  # type: ignore[no-untyped-call]  # as all of kombu
-
-
-def _envelope_problem(message: Any) -> str | None:
-    """Why this is no message that kombu can read without an exception; None if it is one."""
-    match message:
-        case {"properties": {"delivery_tag": str(), "delivery_info": dict() as info, **properties}}:
-            pass
-        case _:
-            return "not the form of a message"
-    if not (isinstance(info.get("exchange"), str) and isinstance(info.get("routing_key"), str)):
-        return "delivery_info without exchange and routing_key"
-    headers = message.get("headers")
-    if not isinstance(headers, dict) and headers is not None:
-        return "headers are no object"
-    encoding = properties.get("body_encoding")
-    try:
-        body = _body(message.get("body"), encoding)
-    except ValueError as error:
-        return str(error)
-    return _size_problem(body, headers or {})
-
-
-def _body(body: Any, encoding: Any) -> bytes:
-    """The bytes of a body. Raises `ValueError`."""
-    if not isinstance(body, str) or not body:
-        raise ValueError("body is no text")
-    if encoding is None or encoding == "utf-8":
-        # A lone surrogate, which JSON can hold, cannot be encoded.
-        return body.encode()
-    if encoding != "base64":
-        raise ValueError("unknown body_encoding")
-    try:
-        return b64decode(body, validate=True)
-    except ValueError as error:
-        raise ValueError(f"body is no base64: {error}") from None
+        match message:
+            case {
+                "body": str() as body,
+                "properties": {
+                    "delivery_tag": str(),
+                    "delivery_info": {"exchange": str(), "routing_key": str()},
+                },
+            } if len(body) <= MESSAGE_BYTES_MAX:
+                super()._deliver(message, queue)  # type: ignore[no-untyped-call]  # as all of kombu
+            case _:
+                # kombu would write it down in Redis before it fails at it, or never fail.
+                _say_dropped("not the form or the size of a message", queue=queue, message=message)
 
 
 # -- RabbitMQ ----------------------------------------------------------------------------------------
@@ -303,11 +277,11 @@ class AmqpChannel(pyamqp.Channel):
 
     def _deliver(self, callback: Callable[[Any], object], no_ack: bool, raw: amqp.Message) -> None:
         headers = raw.properties.get("application_headers") or {}
-        problem = headers.get(UNREADABLE) or _size_problem(raw.body, headers)
-        if problem is None:
+        problem = headers.get(UNREADABLE)
+        if problem is None and len(raw.body) <= MESSAGE_BYTES_MAX:
             callback(self.message_to_python(raw))
             return
-        _say_dropped(problem, queue=raw.delivery_info["routing_key"], message=raw.body)
+        _say_dropped(problem or "too large", queue=raw.delivery_info["routing_key"], message=raw.body)
         if not no_ack:
             self.basic_reject(raw.delivery_tag, requeue=False)
 
@@ -351,6 +325,25 @@ def _properties(buffer: bytes, offset: int) -> tuple[dict[str, Any], int]:
 # -- either ------------------------------------------------------------------------------------------
 
 
+def _unpacked(unpacker: Callable[[], Any], body: bytes) -> bytes:
+    """Unpack a body. Raises `ValueError`, and what the library does: Celery logs it, and drops the message."""
+    unpacking = unpacker()
+    unpacked: bytes = unpacking.decompress(body, MESSAGE_BYTES_MAX + 1)
+    if len(unpacked) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"larger than {MESSAGE_BYTES_MAX:,} bytes when it is unpacked")
+    if not unpacking.eof:
+        raise ValueError("its end is missing")
+    return unpacked
+
+
+_UNPACKERS: Mapping[str, Callable[[], Any]] = {
+    "application/x-gzip": zlib.decompressobj,
+    "application/x-bz2": bz2.BZ2Decompressor,
+    "application/x-lzma": partial(lzma.LZMADecompressor, memlimit=LZMA_MEMORY),
+}
+"""By the names that kombu knows the methods by."""
+
+
 def guarded(handle: Callable[[Any], object], *, no_ack: bool) -> Callable[[Any], object]:
     """``handle`` for messages, which drops a message that makes it raise.
 
@@ -388,46 +381,6 @@ def drop(message: Any, problem: str, *, no_ack: bool = False) -> None:
 def _say_dropped(why: str, **fields: object) -> None:
     shown = {name: repr(value)[:SHOWN_BYTES] for name, value in fields.items()}
     logger.warning(LogEvent.MESSAGE_DROPPED, why=why[:SHOWN_BYTES], **shown)
-
-
-def _size_problem(body: bytes | str, headers: Mapping[str, Any]) -> str | None:
-    """Why a message is too large to be taken in, as it is or unpacked."""
-    if len(body) > MESSAGE_BYTES_MAX:
-        return f"larger than {MESSAGE_BYTES_MAX:,} bytes"
-    compression = headers.get("compression")
-    if not compression:
-        return None
-    if not isinstance(compression, str):
-        return "compression is no text"
-    unpack = _UNPACK.get(compression)
-    try:
-        get_decoder(compression)
-        # One that needs a library of its own is left to kombu.
-        if unpack is not None and unpack(body, MESSAGE_BYTES_MAX):
-            return f"larger than {MESSAGE_BYTES_MAX:,} bytes when it is unpacked"
-    except Exception as error:  # noqa: BLE001 -- each library has errors of its own
-        return f"body cannot be unpacked: {error!r}"
-    return None
-
-
-def _exceeds_zlib(body: Any, limit: int) -> bool:
-    return len(zlib.decompressobj().decompress(body, limit + 1)) > limit
-
-
-def _exceeds_bz2(body: Any, limit: int) -> bool:
-    return len(bz2.BZ2Decompressor().decompress(body, limit + 1)) > limit
-
-
-def _exceeds_lzma(body: Any, limit: int) -> bool:
-    return len(lzma.LZMADecompressor(memlimit=LZMA_MEMORY).decompress(body, limit + 1)) > limit
-
-
-_UNPACK: Mapping[str, Callable[[Any, int], bool]] = {
-    **dict.fromkeys(("application/x-gzip", "gzip", "zlib"), _exceeds_zlib),
-    **dict.fromkeys(("application/x-bz2", "bzip2", "bzip"), _exceeds_bz2),
-    **dict.fromkeys(("application/x-lzma", "lzma", "xz"), _exceeds_lzma),
-}
-"""Whether a body unpacks to more than a limit, by the names that kombu knows the method by."""
 
 
 class BoundedDispatcher(EventDispatcher):

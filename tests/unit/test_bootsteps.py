@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.worker import state as worker_state
+from kombu.compression import decompress
 from structlog.testing import capture_logs
 
 from feedq.celery import bootsteps, broker
@@ -100,10 +101,12 @@ def test_a_message_that_unpacks_to_more_than_the_limit_is_refused_unread(
 ) -> None:
     limit = 2**16
     monkeypatch.setattr(broker, "MESSAGE_BYTES_MAX", limit)
-    assert broker._size_problem(pack(bytes(1000)), {"compression": method}) is None
-    problem = broker._size_problem(pack(bytes(limit + 1)), {"compression": method})
-    assert problem is not None
-    assert problem == "larger than 65,536 bytes when it is unpacked"
+    broker.install()
+    assert decompress(pack(bytes(limit)), method) == bytes(limit)
+    with pytest.raises(ValueError, match="larger than 65,536 bytes when it is unpacked"):
+        decompress(pack(bytes(limit + 1)), method)
+    with pytest.raises(ValueError, match="its end is missing"):
+        decompress(pack(bytes(1000))[:-1], method)
 
 
 def test_events_that_wait_for_a_broker_are_bounded(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
