@@ -28,7 +28,6 @@ from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from threading import RLock
-from types import TracebackType
 from typing import Any
 
 from tests.node import INHERITED, Node
@@ -117,9 +116,7 @@ class Nursery:
         self._born.clear()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Its children die with it.
         self._process.kill()
         self._process.wait(10)

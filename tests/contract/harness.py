@@ -302,8 +302,7 @@ class Harness:
         return self.store.feeds.view(feed.name).lease
 
     def absorb_edits(self) -> None:
-        with self.store.fleet.reconcile_pass() as p:
-            assert p is not None
+        with self.in_a_pass() as p:
             dirty = stock_of(p).dirty
             p.apply_edits(
                 [(feed.id, policy.on_edit(feed, lease)) for feed, lease in dirty], stop_within_s=STOP_WITHIN_S
@@ -311,8 +310,7 @@ class Harness:
 
     def assign(self, feed: Feed, worker: Worker) -> FeedKey:
         self.absorb_edits()
-        with self.store.fleet.reconcile_pass() as p:
-            assert p is not None
+        with self.in_a_pass() as p:
             (assignment,) = p.assign([(feed.id, worker.id)])
         return assignment.key
 
@@ -321,6 +319,11 @@ class Harness:
         (claim,) = self.store.leases.claim(worker.id, [key])
         assert self.lease(feed).state is LeaseState.RUNNING
         return claim.key
+
+    def running(self) -> tuple[Worker, Feed, FeedKey]:
+        """A worker, and a feed that it runs."""
+        worker, feed = self.worker(), self.feed()
+        return worker, feed, self.run(feed, worker)
 
     def stop(self, feed: Feed) -> None:
         """A running lease asked to stop, because its feed is paused."""
@@ -347,8 +350,7 @@ class Harness:
         return found
 
     def expire_workers(self, worker: Worker) -> int:
-        with self.store.fleet.reconcile_pass() as p:
-            assert p is not None
+        with self.in_a_pass() as p:
             return p.expire_workers([worker.id])
 
     def reconcile(self, *, sweep: bool = False, **changes: object) -> tuple[PassReport, list[Assignment]]:

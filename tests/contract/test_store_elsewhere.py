@@ -32,14 +32,12 @@ def claim(harness: Harness, feed: Feed, worker: Worker) -> Claim:
 
 def waiting(harness: Harness, *, after_s: float = FAILED_S) -> list[WaitingFeed]:
     harness.elapse(after_s)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         return p.waiting(limit=10)
 
 
 def candidates(harness: Harness) -> dict[str, EligibleWorker]:
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         return {worker.name: worker for worker in p.candidates()}
 
 
@@ -111,8 +109,7 @@ def test_what_may_move_tells_where_it_failed_and_its_sink(harness: Harness) -> N
     feed = harness.feed(sink={"name": "Reports", "table": "orders"})
     fail(harness, first, claim(harness, feed, first).key)
     claim(harness, feed, second)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         (held,) = p.movable([second.id], limit=10)
     assert ([name for name, _ in held.avoid], held.sink) == (["a"], "reports")
 
@@ -136,8 +133,7 @@ def test_what_one_feed_cannot_reach_from_a_worker_others_of_its_source_avoid_the
     found = {one.feed_id: [name for name, _ in one.avoid] for one in waiting(harness, after_s=0)}
     assert found == {same.id: ["a"], same.id + 1: []}
     claim(harness, same, second)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         held = p.movable([second.id], limit=10)
     assert [[name for name, _ in one.avoid] for one in held] == [["a"], ["a"]]
 
@@ -178,8 +174,7 @@ def test_a_feed_is_not_moved_to_where_another_of_its_source_failed_even_before_t
     url = "tcp://feeds.example.com:7001"
     fail(harness, first, claim(harness, harness.feed("x", source={"url": url}), first).key)
     claim(harness, harness.feed("y", source={"url": url}), second)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         (held,) = p.movable([second.id], limit=10)
     assert [name for name, _ in held.avoid] == ["a"]
 

@@ -78,8 +78,7 @@ def test_a_gone_worker_cannot_claim(harness: Harness) -> None:
 
 
 def test_a_report_tells_of_failures_dead_letters_and_the_sink(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     said = progress(
         key,
         dead_letters=30,
@@ -104,8 +103,7 @@ def test_a_report_tells_of_failures_dead_letters_and_the_sink(harness: Harness) 
 
 
 def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.store.leases.report(worker.id, [progress(key, stalled=True)])
     released = Release(*key, Reason.BACKOFF, retry_in_s=30.0, attempts=5, error="connection refused")
     assert harness.store.leases.release(worker.id, [released]) == [key]
@@ -137,8 +135,7 @@ def test_another_worker_cannot_release(harness: Harness) -> None:
 
 
 def test_a_pause_taken_back_before_the_owner_let_go_starts_the_feed_again(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.stop(feed)
     harness.store.feeds.set_target(feed.name, TargetState.RUNNING)
     harness.absorb_edits()
@@ -148,8 +145,7 @@ def test_a_pause_taken_back_before_the_owner_let_go_starts_the_feed_again(harnes
 
 
 def test_a_failure_of_a_declaration_edited_meanwhile_does_not_outlive_the_edit(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.store.feeds.edit(spec(source={"url": "tcp://127.0.0.1:7002"}))
     harness.absorb_edits()
     harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, 600, error="the old option")])
@@ -158,8 +154,7 @@ def test_a_failure_of_a_declaration_edited_meanwhile_does_not_outlive_the_edit(h
 
 
 def test_an_edit_starts_a_failed_feed_at_once(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     failed = Release(*key, Reason.FAILED, retry_in_s=600, error="bad option", attempts=9)
     harness.store.leases.release(worker.id, [failed])
     assert harness.reconcile()[1] == []
@@ -177,8 +172,7 @@ def test_an_edit_starts_a_failed_feed_at_once(harness: Harness) -> None:
 
 
 def test_reports_add_up_and_show_the_newest_state(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     first = progress(key, records=10, bytes=100, dead_letters=1, cursor={"seq": 10}, attempts=2)
     second = progress(key, records=5, bytes=50, cursor=[15, "ü", None], connected=False, stalled=True)
     assert harness.store.leases.report(worker.id, [first]).held == [key]
@@ -190,8 +184,7 @@ def test_reports_add_up_and_show_the_newest_state(harness: Harness) -> None:
 
 
 def test_dead_letters_are_counted_as_long_as_they_are_there(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     gone = partial(harness.store.feeds.dead_letters_gone, feed.name, EventKind.DEAD_LETTERS_REPLAYED)
 
     def there() -> tuple[int, int]:
@@ -215,8 +208,7 @@ def test_dead_letters_are_counted_as_long_as_they_are_there(harness: Harness) ->
 
 
 def test_the_time_of_the_last_record_is_on_the_databases_clock(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.elapse(20)
     harness.store.leases.report(worker.id, [progress(key, last_record_ago_s=5.0)])
     harness.store.leases.report(worker.id, [progress(key, last_record_ago_s=None)])
@@ -264,8 +256,7 @@ def test_no_cursor_or_text_of_one_feed_holds_up_the_report_of_another(harness: H
 
 
 def test_what_is_noticed_is_told_once_and_taken_back(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     noticed: list[dict[str, str | None]] = [
         {"cursor": None},
         {"cursor": "none", "header": "odd"},
@@ -287,16 +278,14 @@ def test_what_is_noticed_is_told_once_and_taken_back(harness: Harness) -> None:
 
 
 def test_what_is_to_stop_cannot_be_claimed_again(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.stop(feed)
     assert harness.store.leases.claim(worker.id, [key]) == []
     assert harness.lease(feed).state is LeaseState.STOPPING
 
 
 def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     assert harness.store.leases.stop_requests(worker.id) == []
     harness.stop(feed)
     (request,) = harness.store.leases.stop_requests(worker.id)
@@ -307,8 +296,7 @@ def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> 
 
 @pytest.mark.parametrize(("above", "raised_to"), [(41, 42), (1, 2), (0, 2)])
 def test_a_raised_epoch_is_above_both(harness: Harness, above: int, raised_to: int) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     new = harness.store.leases.raise_epoch(worker.id, key, above=above)
     assert new == (feed.id, raised_to)
     assert (harness.lease(feed).epoch, harness.lease(feed).state) == (raised_to, LeaseState.RUNNING)

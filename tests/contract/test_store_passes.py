@@ -44,8 +44,7 @@ def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
     before = harness.lease(feed)
 
     def die_halfway() -> None:
-        with harness.store.fleet.reconcile_pass() as p:
-            assert p is not None
+        with harness.in_a_pass() as p:
             p.assign([(feed.id, worker.id)])
             raise RuntimeError("killed here")
 
@@ -85,8 +84,7 @@ def test_expiry_frees_the_leases_in_the_same_transaction(harness: Harness) -> No
 
 
 def test_what_a_gone_worker_still_says_has_no_effect(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.expire_workers(worker)
     before = harness.lease(feed)
     assert harness.store.leases.report(worker.id, [progress(key)]).held == []
@@ -136,8 +134,7 @@ def test_dirty_feeds_come_with_their_leases_by_id_and_limited(harness: Harness) 
     feeds = [harness.feed(f"f{i}") for i in range(4)]
     for feed in feeds:
         harness.store.feeds.set_target(feed.name, TargetState.PAUSED)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         found = p.take_stock(new=3, edits=3).dirty
         assert [(feed.id, lease.feed_id) for feed, lease in found] == [(f.id, f.id) for f in feeds[:3]]
         p.apply_edits([(feed.id, Edit(None)) for feed, _ in found], stop_within_s=30)
@@ -155,8 +152,7 @@ def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harnes
         harness.store.feeds.restart(touched.name)
     harness.store.feeds.set_target("paused", TargetState.PAUSED)
     harness.store.feeds.remove("removed")
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         assert p.take_stock(new=2, edits=0).accepted == 1
         stock = stock_of(p)
     assert stock.accepted == 1
@@ -169,8 +165,7 @@ def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
     running, assigned, idle, purged, same = (harness.feed(n) for n in ("r", "a", "i", "p", "s"))
     key = harness.run(running, worker)
     harness.assign(assigned, worker)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         p.apply_edits(
             [
                 (running.id, Edit(Move.ASK_TO_STOP, Reason.EDITED)),
@@ -191,8 +186,7 @@ def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
 
 
 def test_a_removed_feed_is_purged_once_nobody_streams_it(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     harness.store.feeds.remove(feed.name)
     harness.reconcile()
     assert harness.lease(feed).state is LeaseState.STOPPING
@@ -239,8 +233,7 @@ def test_waiting_are_the_idle_that_may_start(harness: Harness) -> None:
     harness.store.feeds.set_target("paused", TargetState.PAUSED)
     harness.store.feeds.remove("removed")
     harness.elapse(10)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         waiting = {w.feed_id: w for w in p.waiting(limit=100)}
         assert set(waiting) == {feeds[n].id for n in ("new", "due", "freed")}
         assert waiting[feeds["new"].id].reason is Reason.NEW
@@ -261,8 +254,7 @@ def test_candidates_are_the_active_with_what_they_hold(harness: Harness) -> None
     harness.store.workers.drain(draining.id)
     harness.expire_workers(gone)
     harness.elapse(10)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         found = {c.worker_id: c for c in p.candidates()}
     assert set(found) == {busy.id, idle.id}
     b, i = found[busy.id], found[idle.id]
@@ -274,8 +266,7 @@ def test_assigning_grows_the_epoch_by_exactly_one(harness: Harness) -> None:
     worker = harness.worker()
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     harness.absorb_edits()
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         sent = p.assign([(feed.id, worker.id) for feed in feeds])
     assert {(a.feed_id, a.epoch, a.worker_id, a.queue) for a in sent} == {
         (feed.id, 1, worker.id, worker.queue) for feed in feeds
@@ -295,8 +286,7 @@ def test_a_feed_that_is_held_cannot_be_assigned(harness: Harness, held_as: str) 
     if held_as == "stopping":
         harness.stop(feed)
     before = harness.lease(feed)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         assert p.assign([(feed.id, other.id)]) == []
     assert harness.lease(feed) == before
 
@@ -305,8 +295,7 @@ def test_nothing_is_assigned_to_a_worker_that_takes_no_more(harness: Harness) ->
     draining, gone, feed = harness.worker("a"), harness.worker("b"), harness.feed()
     harness.store.workers.drain(draining.id)
     harness.store.workers.leave(gone.id)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         assert p.assign([(feed.id, draining.id)]) == []
         assert p.assign([(feed.id, gone.id)]) == []
 
@@ -315,13 +304,11 @@ def test_an_explanation_is_written_to_the_idle_only(harness: Harness) -> None:
     worker = harness.worker()
     idle, running = harness.feed("i"), harness.feed("r")
     harness.run(running, worker)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         p.explain([(idle.id, Reason.NO_CAPACITY), (running.id, Reason.NO_CAPACITY)])
     assert harness.lease(idle).reason is Reason.NO_CAPACITY
     assert harness.lease(running).reason is None
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         assert [(w.feed_id, w.reason) for w in p.waiting(limit=9)] == [(idle.id, Reason.NO_CAPACITY)]
 
 

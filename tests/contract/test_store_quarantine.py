@@ -199,8 +199,7 @@ def test_one_that_runs_apart_is_left_there_until_it_has_landed_records_for_long_
 
 
 def test_a_release_with_blame_waits_and_is_tried_apart_again(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     loss = Loss("memory", "it grew", feed.id, is_certain=True)
     harness.store.leases.release(
         worker.id, [Release(*key, Reason.QUARANTINED, retry_in_s=30.0, error="it grew", blame=loss)]
@@ -219,8 +218,7 @@ def test_a_release_with_blame_waits_and_is_tried_apart_again(harness: Harness) -
 
 
 def test_an_edit_tries_it_at_once_in_quarantine_still(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    key = harness.run(feed, worker)
+    worker, feed, key = harness.running()
     loss = Loss("memory", "it grew", feed.id, is_certain=True)
     harness.store.leases.release(worker.id, [Release(*key, Reason.QUARANTINED, 600.0, blame=loss)])
     harness.store.feeds.restart(feed.name)

@@ -25,8 +25,7 @@ def test_an_expiry_and_the_leases_it_frees_become_visible_together(harness: Harn
     h = harness
     worker, feed = h.worker(), h.feed()
     h.run(feed, worker)
-    with h.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with h.in_a_pass() as p:
         assert p.expire_workers([worker.id]) == 1
         assert [w.feed_id for w in p.waiting(limit=9)] == [feed.id], "freed within the pass"
         assert h.lease(feed).worker_id == worker.id, "and for nobody else to see"
@@ -41,8 +40,7 @@ def test_a_claim_that_races_with_an_expiry_finds_the_lease_freed(
     h = harness
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
-    with h.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with h.in_a_pass() as p:
         assert p.expire_workers([worker.id]) == 1
         claim = threads.submit(h.store.leases.claim, worker.id, [key])
         h.wait_until_blocked(claim)
@@ -57,8 +55,7 @@ def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
     worker, feed = h.worker(), h.feed()
     key = h.assign(feed, worker)
     h.elapse(DISPATCH_TIMEOUT_S)
-    with h.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with h.in_a_pass() as p:
         assert len(stock_of(p).silent) == 1
         (again,) = p.assign([(feed.id, worker.id)])
         claim = threads.submit(h.store.leases.claim, worker.id, [key])
@@ -71,10 +68,8 @@ def test_a_release_that_races_with_an_expiry_has_no_effect(
     harness: Harness, threads: ThreadPoolExecutor
 ) -> None:
     h = harness
-    worker, feed = h.worker(), h.feed()
-    key = h.run(feed, worker)
-    with h.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    worker, feed, key = h.running()
+    with h.in_a_pass() as p:
         p.expire_workers([worker.id])
         release = threads.submit(h.store.leases.release, worker.id, [Release(*key, Reason.FAILED)])
         h.wait_until_blocked(release)
@@ -88,8 +83,7 @@ def test_a_heartbeat_that_races_with_an_expiry_learns_that_the_worker_is_gone(
     h = harness
     worker = h.worker(ttl_s=5)
     h.elapse(10)
-    with h.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with h.in_a_pass() as p:
         (suspect,) = p.suspects
         beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
         h.wait_until_blocked(beat)
@@ -103,8 +97,7 @@ def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
     h = harness
     worker = h.worker(ttl_s=5)
     h.elapse(10)
-    with h.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with h.in_a_pass() as p:
         assert len(p.suspects) == 1
         beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
         h.wait_until_blocked(beat)
@@ -123,8 +116,7 @@ def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
     h.absorb_edits()
 
     def freeze() -> None:
-        with h.store.fleet.reconcile_pass() as p:
-            assert p is not None
+        with h.in_a_pass() as p:
             p.assign([(feed.id, worker.id)])
             beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=TTL_S)
             h.wait_until_blocked(beat)

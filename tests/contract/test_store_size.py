@@ -266,8 +266,7 @@ def test_a_heartbeat_that_was_planned_when_there_was_no_lease_looks_up_what_wait
 
 def test_a_report_that_waits_finds_that_a_later_owner_has_reported(harness: Harness) -> None:
     h = harness
-    worker, feed = h.worker(), h.feed()
-    key = h.run(feed, worker)
+    worker, feed, key = h.running()
     with ThreadPoolExecutor(1) as thread, closing(psycopg2.connect(h.url)) as other, other.cursor() as cursor:
         cursor.execute("UPDATE feedq.progress SET epoch = 2")
         reported = thread.submit(h.store.leases.report, worker.id, [progress(key)])
@@ -281,8 +280,7 @@ def test_a_report_that_waits_finds_that_a_later_owner_has_reported(harness: Harn
 def test_a_report_waits_for_nobody_who_has_the_lease(harness: Harness) -> None:
     """What landed under an epoch counts, whatever becomes of the lease at this moment."""
     h = harness
-    worker, feed = h.worker(), h.feed()
-    key = h.run(feed, worker)
+    worker, feed, key = h.running()
     with h.in_a_pass() as p:
         p.expire_workers([worker.id])
         assert h.store.leases.report(worker.id, [progress(key, records=5)]).held == [key]

@@ -13,8 +13,7 @@ from tests.contract.harness import Harness
 
 def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
     def is_due(interval_s: float) -> bool:
-        with harness.store.fleet.reconcile_pass() as p:
-            assert p is not None
+        with harness.in_a_pass() as p:
             return p.sweep_is_due(interval_s=interval_s)
 
     assert not is_due(60)

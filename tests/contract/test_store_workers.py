@@ -14,8 +14,7 @@ from tests.contract.harness import TTL_S, Harness
 
 def test_a_worker_without_places_for_feeds_is_no_part_of_what_they_are_spread_over(harness: Harness) -> None:
     taker, idle = harness.worker("a", capacity=7), harness.worker("b", capacity=0)
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         assert [candidate.worker_id for candidate in p.candidates()] == [taker.id]
     beat = harness.store.workers.heartbeat(idle.id, Load(), ttl_s=TTL_S)
     assert beat is not None
@@ -191,8 +190,7 @@ def test_a_worker_without_a_session_is_crashed_at_the_second_look(harness: Harne
     harness.break_sessions(worker)
     assert harness.check_liveness() == 0
     assert harness.check_liveness() == 1
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         (suspect,) = p.suspects
         assert (suspect.worker.id, suspect.has_session) == (worker.id, False)
         assert suspect.worker.suspected_at is not None
@@ -232,8 +230,7 @@ def test_a_suspected_worker_is_given_no_feeds(harness: Harness) -> None:
     harness.store.session(worker, ttl_s=TTL_S).close()
     harness.await_unlocked(worker)
     harness.check_liveness()
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         assert p.candidates() == []
 
 

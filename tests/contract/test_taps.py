@@ -67,8 +67,7 @@ def test_a_tap_ends_by_itself_when_its_listener_was_killed(harness: Harness) -> 
     assert tapped(harness, worker.id) == ()
     taps.put(worker.id, [part(feed.id)])
     assert kept(harness) == 1
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
+    with harness.in_a_pass() as p:
         p.sweep()
     assert (kept(harness), harness.execute("SELECT id FROM feedq.tap")) == (0, [])
     # It was only frozen: it goes on.

@@ -133,6 +133,16 @@ class Bench:
         async with asyncio.timeout(10):
             return await self.task
 
+    async def released(self) -> Release:
+        release = await self.end()
+        assert release is not None
+        return release
+
+    async def stop(self) -> Release:
+        """What it releases when it is told to stop."""
+        self.runner.interrupt(Interrupt.STOP)
+        return await self.released()
+
     async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
         self.raised.append(above)
         return (key[0], above + 1) if self.may_raise else None
@@ -180,10 +190,8 @@ async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
             bench = Bench(path, options(source))
             bench.start()
             await until(lambda: path.budget.bytes > 100, "something was received")
-            bench.runner.interrupt(Interrupt.STOP)
-            release = await bench.end()
+            await bench.stop()
             await until(lambda: source.open == 0, "the socket is closed")
-    assert release is not None
     assert bench.landed == list(range(1, len(bench.landed) + 1))
     assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0
 
@@ -203,8 +211,7 @@ async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record
             bench.sinks.said_trouble = None
             assert bench.runner.progress.report().sink_error is None
             bench.runner.give_up("nobody writes here")
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert (release.reason, release.error) == (Reason.BACKOFF, "nobody writes here")
     assert bench.runner.progress.report().failures == 1
 
@@ -218,9 +225,7 @@ async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing()
             landed = len(bench.landed)
             await until(lambda: source.sent > landed + 100, "the source has sent more")
             assert len(bench.landed) == landed, "a row of a thousand seconds from now has landed"
-            bench.runner.interrupt(Interrupt.STOP)
-            release = await bench.end()
-    assert release is not None
+            await bench.stop()
     assert bench.landed == list(range(1, landed + 1))
     assert path.tables.checkpoints[1].cursor == landed
 
@@ -235,8 +240,7 @@ async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
             bench.start()
             await until(lambda: path.budget.bytes, "a batch is on its way")
             path.tables.unusable["landed"] = "table 'landed' is gone"
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert (release.reason, release.error) == (Reason.FAILED, "table 'landed' is gone")
 
 
@@ -255,8 +259,7 @@ async def test_a_source_that_says_when_is_not_asked_before() -> None:
             bench = Bench(path, {"url": f"http://127.0.0.1:{port}/"}, connector="http")
             bench.start()
             await until(lambda: len(asked) >= 2, "it is asked again")
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
     # Both clocks are the same, and the answer comes after the question: this holds on any machine.
     assert asked[1] - asked[0] > 1
 
@@ -269,8 +272,7 @@ async def test_a_connector_that_leaves_the_process_is_only_tried_again(
     with DataPath() as path:
         bench = Bench(path, {"how": "exits"}, connector="odd")
         bench.start()
-        release = await bench.end()
-    assert release is not None
+        release = await bench.released()
     assert release.reason is Reason.BACKOFF
     assert release.error == "unexpected error in connector: SystemExit(3)"
 
@@ -287,8 +289,7 @@ async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -
         with DataPath() as path:
             bench = Bench(path, options(source))
             bench.start()
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert release.reason is Reason.BACKOFF, "after three failures in a row another worker may try"
     assert (release.attempts, release.error) == (3, release.error)
     assert release.error is not None
@@ -314,8 +315,7 @@ async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was()
             before = len(bench.landed)
             bench.trusted.set()
             await bench.landed_at_least(before + 5)
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
     assert bench.landed == list(range(1, len(bench.landed) + 1))
     assert source.most_open == 1
 
@@ -325,9 +325,8 @@ async def fence_off(bench: Bench) -> Release:
     with bench.path.tables.lock:
         bench.path.tables.checkpoints[1].epoch = 2
         landed = len(bench.landed)
-    release = await bench.end()
+    release = await bench.released()
     assert len(bench.landed) == landed, "it wrote after it was fenced"
-    assert release is not None
     return release
 
 
@@ -378,9 +377,7 @@ async def test_a_sink_ahead_of_a_restored_control_database_raises_the_epoch() ->
             await bench.landed_at_least(3)
             assert bench.raised == [99]
             assert bench.runner.key == (1, 100)
-            bench.runner.interrupt(Interrupt.STOP)
-            release = await bench.end()
-    assert release is not None
+            release = await bench.stop()
     assert release.epoch == 100
 
 
@@ -396,16 +393,14 @@ async def test_a_live_predecessor_is_waited_for() -> None:
             with tables.lock:
                 tables.locked.clear()
             await bench.landed_at_least(2)
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
 
 
 async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> None:
     with DataPath() as path:
         bench = Bench(path, {"url": "tcp://127.0.0.1:1"})
         bench.start()
-        release = await bench.end()
-    assert release is not None
+        release = await bench.released()
     assert (release.reason, release.attempts) == (Reason.BACKOFF, 3)
     assert "127.0.0.1:1" in (release.error or "")
     assert bench.runner.progress.report().failures == 3
@@ -426,8 +421,7 @@ async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worke
                 "refusing",
             )
             assert bench.runner.progress.status(LAGGING) is Status.STALLED
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
 
 
 async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None:
@@ -441,8 +435,7 @@ async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None
             await until(lambda: bench.runner.progress.unwritten_s > 0.3, "it waits")
             path.tables.away = False
             await until(lambda: bench.runner.progress.unwritten_s < 0.3, "it is written")
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
             assert bench.runner.progress.unwritten_s == 0
 
 
@@ -453,8 +446,7 @@ async def test_a_feed_that_another_worker_let_go_stays_only_where_it_has_failed_
     with DataPath() as path:
         bench = Bench(path, {"url": "tcp://127.0.0.1:1"}, attempts=3, is_new_here=is_new_here)
         bench.start()
-        release = await bench.end()
-    assert release is not None
+        release = await bench.released()
     assert (release.reason, release.attempts) == (Reason.BACKOFF, attempts)
 
 
@@ -467,8 +459,7 @@ async def test_looks_at_what_cannot_run_are_counted_apart_from_failures_of_the_s
         with DataPath(tables) as path:
             bench = Bench(path, options(source), attempts=7, has_failed=has_failed)
             bench.start()
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert (release.reason, release.attempts) == (Reason.FAILED, looks)
     assert bench.runner.progress.report().attempts == (0 if has_failed else 7), (
         "a look is no try at the source"
@@ -495,8 +486,7 @@ async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_fe
         with DataPath(flush_interval_s=0.2) as path:
             bench = Bench(path, options(source, max_record_bytes=1000))
             bench.start()
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert release.reason is Reason.FAILED
     assert "1000" in (release.error or "")
     assert bench.landed == [1]
@@ -522,8 +512,7 @@ async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has
                     )
             await bench.landed_at_least(40)
             progress = bench.runner.progress.report()
-            bench.runner.interrupt(Interrupt.STOP)
-            assert await bench.end() is not None
+            await bench.stop()
     first = bench.landed[0]
     assert bench.landed == list(range(first, first + len(bench.landed)))
     assert progress.rewind is not None
@@ -552,8 +541,7 @@ async def test_a_cursor_that_a_person_gave_is_gone_on_from_and_is_no_sink_that_w
             path.make_sink().change_checkpoint(change)
             await until(lambda: bench.landed.count(6) == 2, "the source is asked again")
             progress = bench.runner.progress.report()
-            bench.runner.interrupt(Interrupt.STOP)
-            assert await bench.end() is not None
+            await bench.stop()
     assert (progress.rewind, progress.error, sink_rewinds()) == (None, None, rewinds)
 
 
@@ -568,7 +556,6 @@ async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:
             with tables.lock:
                 tables.checkpoints[1] = MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4())
                 landed = len(bench.landed)
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert release.reason is Reason.FENCED
     assert len(bench.landed) == landed

@@ -25,9 +25,7 @@ def backfill_of(path: DataPath, source: dict[str, Any], *, begin: JSON, end: JSO
 
 async def ended(bench: Bench) -> Release:
     bench.start()
-    release = await bench.end()
-    assert release is not None
-    return release
+    return await bench.released()
 
 
 async def test_it_lands_what_lies_between_under_the_name_of_its_feed_and_is_finished() -> None:

@@ -76,8 +76,7 @@ async def test_a_reconnect_is_paced_like_a_first_connect() -> None:
             # Long enough for a connection that should not be made.
             await asyncio.sleep(0.05)
             assert len(source.hellos) == 1
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
 
 
 REMOTE: dict[str, dict[str, Any]] = {

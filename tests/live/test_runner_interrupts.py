@@ -100,8 +100,7 @@ async def test_a_feed_interrupted_while_it_reads_its_secrets_is_not_lost(
             if why is Interrupt.SUSPEND:
                 await bench.landed_at_least(2)
                 bench.runner.interrupt(Interrupt.STOP)
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert release.reason is Reason.RELEASED
 
 
@@ -115,8 +114,7 @@ async def test_a_connector_that_swallows_cancellation_cannot_go_on_after_a_stop(
             bench.start()
             await bench.landed_at_least(2)
             bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert release.reason is Reason.PAUSED
     assert bench.landed == list(range(1, len(bench.landed) + 1))
 
@@ -131,9 +129,8 @@ async def test_an_interrupted_connection_is_no_failure_whatever_its_connector_sa
             bench.start()
             await bench.landed_at_least(1)
             bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-            release = await bench.end()
+            release = await bench.released()
     report = bench.runner.progress.report()
-    assert release is not None
     assert (release.reason, release.error) == (Reason.PAUSED, None)
     assert (report.failures, report.attempts, report.error, report.stalled) == (0, 0, None, False)
 
@@ -150,7 +147,6 @@ async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short(
                 bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
                 await asyncio.sleep(0.005)
             path.tables.away = False
-            release = await bench.end()
-    assert release is not None
+            release = await bench.released()
     assert release.reason is Reason.PAUSED
     assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0

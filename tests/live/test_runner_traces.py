@@ -19,7 +19,6 @@ from opentelemetry.trace import StatusCode
 from feedq.core.model import Feed, FeedKey, FeedSpec
 from feedq.telemetry import traces
 from feedq.telemetry.traces import FeedTrace
-from feedq.worker.runner import Interrupt
 from tests.fakes.sink import IDENTITY
 from tests.live.test_runner import Bench, numbered_source
 from tests.unit.data_path import AT, DataPath, until
@@ -90,8 +89,7 @@ async def test_a_commit_is_linked_to_its_feeds(spans: Spans) -> None:
             bench = Bench(path, {"url": f"tcp://127.0.0.1:{source.port}", "hello": HELLO, "cursor": "/seq"})
             bench.start()
             await until(lambda: spans.named("feedq.commit"), "a commit")
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
     commit = spans.named("feedq.commit")[0]
     assert [link.context.trace_id for link in commit.links] == [spans.one("feedq.feed").context.trace_id]
     assert commit.attributes is not None
@@ -105,8 +103,7 @@ async def test_an_attempt_that_fails_says_why(spans: Spans) -> None:
         bench = Bench(path, {"url": f"tcp://127.0.0.1:{port}"})
         bench.start()
         await until(lambda: spans.named("feedq.connect"), "an attempt")
-        bench.runner.interrupt(Interrupt.STOP)
-        await bench.end()
+        await bench.stop()
     failed = spans.named("feedq.connect")[0]
     assert failed.status.status_code is StatusCode.ERROR
     assert str(port) in (failed.status.description or "")

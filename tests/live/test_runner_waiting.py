@@ -11,7 +11,6 @@ import pytest
 
 from feedq.connectors import base
 from feedq.testing.loopback import serving, unanswering
-from feedq.worker.runner import Interrupt
 from tests.contract.loopback import until_closed
 from tests.live.test_runner import Bench, numbered_source, options
 from tests.unit.data_path import DataPath, until
@@ -49,8 +48,7 @@ async def what_it_says(kind: str, where: str) -> list[str]:
             return bool(said)
 
         await until(has_said, "it says something")
-        bench.runner.interrupt(Interrupt.STOP)
-        await bench.end()
+        await bench.stop()
     return [one.replace(f"{scheme}://{where}", "") for one in said]
 
 
@@ -71,8 +69,7 @@ async def test_a_feed_that_is_connected_says_nothing_of_it() -> None:
             # Longer than a source is waited for; to see that nothing is said takes a moment.
             await asyncio.sleep(0.1)
             assert bench.runner.progress.report().error is None
-            bench.runner.interrupt(Interrupt.STOP)
-            await bench.end()
+            await bench.stop()
 
 
 async def noticed(connector: str, source: dict[str, Any], *, landed: int) -> list[Mapping[str, str | None]]:
@@ -88,8 +85,7 @@ async def noticed(connector: str, source: dict[str, Any], *, landed: int) -> lis
             return bool(reports)
 
         await until(is_told, "it is told")
-        bench.runner.interrupt(Interrupt.STOP)
-        await bench.end()
+        await bench.stop()
         reports.extend(filter(None, [bench.runner.progress.report().noticed]))
     return reports
 

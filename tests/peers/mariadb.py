@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pymysql
@@ -74,9 +73,7 @@ class MariaDb:
         assert accepts(self.port)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -17,7 +17,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from feedq.local.process import TetheredChild, end, free_port, poll_until, spawn, tail
@@ -132,12 +131,7 @@ class PeerServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
