@@ -11,22 +11,18 @@ from uuid import UUID
 
 import psycopg2
 from psycopg2 import sql
-from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateSchema, CreateTable
 
-from feedq.core.passwords import mask_url
-from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.errors import InvalidInput
 from feedq.sinks import target_table
 from feedq.sinks.base import BOOKKEEPING, CONTROL_SCHEMA, OWN, SYSTEM, Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.copyplan import CopyPlan
 from feedq.sinks.mapping import Origin
-from feedq.sinks.postgresql_session import PostgresSinkSession, cause_of, open_engine
-from feedq.sinks.session import ErrorScope, application_name
+from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
+from feedq.sinks.session import CREATION_LOCK_TIMEOUT_S, ErrorScope, application_name
 from feedq.sinks.stagedcopy import KeyedCopyPlan
 from feedq.sinks.statements import (
-    BOOKKEEPING_EXISTS,
-    CREATE_BOOKKEEPING,
     CREATION_LOCK,
     DESCRIBE,
     FINGERPRINTS,
@@ -36,7 +32,6 @@ from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
 from feedq.sinks.transactional import TransactionalSink
 
-CREATION_LOCK_TIMEOUT_S: Final = 5.0
 STAGING_TABLES_MAX: Final = 64
 """Staging tables a session keeps between commits; each is emptied at every commit that touches one."""
 
@@ -49,45 +44,6 @@ PAYLOAD_TYPES: Final[Types] = {"json": ("jsonb", "json"), "csv": TEXT, "text": T
 """By record format; the first one is what a table of ours gets."""
 
 
-MAKE_TABLES: Final = (
-    "feedq's own tables could not be made; until this role has connected once, it needs CREATE on the schema"
-)
-
-
-class PostgresSink(TransactionalSink):
-    """A session with a PostgreSQL database, on behalf of one worker. Belongs to one thread."""
-
-    session_type = PostgresSinkSession
-
-    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
-        super().__init__(url, environment=environment, worker_id=worker_id, role=role)
-        self._engine = open_engine(url, application_name(role, worker_id))
-
-    def _open(self) -> tuple[PostgresSinkSession, PostgresCatalog]:
-        try:
-            session = PostgresSinkSession(
-                self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
-            )
-        except (psycopg2.ProgrammingError, ProgrammingError) as error:
-            if cause_of(error).pgcode is not None:
-                raise
-            # From None: what libpq says of a URL that it cannot read may quote the password.
-            raise SinkUnavailable(
-                f"sink {mask_url(self._url)}: libpq cannot read this URL; special characters in user name and "
-                "password must be percent-encoded"
-            ) from None
-        catalog = PostgresCatalog(session)
-        try:
-            catalog.ensure_bookkeeping()
-        except psycopg2.ProgrammingError as error:
-            self._connected = session, catalog
-            raise self._unavailable(error, MAKE_TABLES) from error
-        except BaseException:
-            session.close()
-            raise
-        return session, catalog
-
-
 class PostgresCatalog(Catalog):
     """The targets as a session with PostgreSQL sees them. Methods raise the session's errors."""
 
@@ -97,13 +53,6 @@ class PostgresCatalog(Catalog):
         super().__init__(session)
         self._staging_tables: dict[Target, KeyedCopyPlan] = {}
         self._staging_tables_made = 0
-
-    def ensure_bookkeeping(self) -> None:
-        """Create feedq's own tables if they are not there."""
-        ((exists,),) = self._session.query(BOOKKEEPING_EXISTS)
-        if not exists:
-            self._session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
-            self._session.query(CREATION_LOCK + CREATE_BOOKKEEPING)
 
     def why_reserved(self, table: TableName) -> str | None:
         return why_not_in_postgresql(table.schema, table.name)
@@ -210,6 +159,16 @@ class PostgresCatalog(Catalog):
             "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(schema)s)", {"schema": schema}
         )
         return None if exists else schema
+
+
+class PostgresSink(TransactionalSink):
+    """A session with a PostgreSQL database, on behalf of one worker. Belongs to one thread."""
+
+    session_type, catalog_type = PostgresSinkSession, PostgresCatalog
+
+    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
+        super().__init__(url, environment=environment, worker_id=worker_id, role=role)
+        self._engine = open_engine(url, application_name(role, worker_id))
 
 
 def why_not_in_postgresql(schema: str | None, name: str) -> str | None:

@@ -20,9 +20,11 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.core.model import FeedKey
+from feedq.core.passwords import mask_url
+from feedq.errors import SinkUnavailable
 from feedq.sinks import statements
-from feedq.sinks.base import DeadRecord, FeedWrite, Fenced, FenceRequest
-from feedq.sinks.checkpoints import cursor_of, cursor_text
+from feedq.sinks.base import DeadRecord, FeedWrite
+from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.copytext import row_of
 from feedq.sinks.session import (
     ERROR_TEXT_MAX,
@@ -123,9 +125,22 @@ class Backend:
 
 def open_engine(url: str, application_name: str) -> Engine:
     """What opens connections to the database, with bounds on every wait."""
+
+    def connect() -> Any:
+        try:
+            return psycopg2.connect(driver_url(url), application_name=application_name, **_LIBPQ)
+        except psycopg2.ProgrammingError as error:
+            if error.pgcode is not None:
+                raise
+            # From None: what libpq says of a URL that it cannot read may quote the password.
+            raise SinkUnavailable(
+                f"sink {mask_url(url)}: libpq cannot read this URL; special characters in user name and "
+                "password must be percent-encoded"
+            ) from None
+
     return create_engine(
         "postgresql+psycopg2://",
-        creator=lambda: psycopg2.connect(driver_url(url), application_name=application_name, **_LIBPQ),
+        creator=connect,
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
         use_native_hstore=False,
@@ -372,32 +387,15 @@ class PostgresSinkSession(SinkSession):
         )
         assert advanced == len(writes), "a locked checkpoint did not advance"
 
-    def raise_epochs(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, Fenced] | None:
-        # One statement: it waits for a predecessor's commit that is in flight, and being a transaction of the
-        # server's own it cannot be held open by a client that freezes.
-        self.set_lock_timeout(lock_timeout_s)
-        epochs = [request.epoch for request in requests]
-        asked = {"owner": self.worker_id, "commit_id": commit_id, "epochs": epochs, **_identities(requests)}
-        try:
-            rows = self._ask(statements.FENCE, **asked)
-        except psycopg2.Error as error:
-            if self.scope(error) is ErrorScope.LOCKED:
-                return None
-            raise
-        asked_for = {request.feed_id: request.epoch for request in requests}
-        return {
-            feed_id: Fenced(
-                feed_id, asked_for[feed_id], cursor_of(cursor), records, commit_id, is_given=is_given
-            )
-            for feed_id, cursor, records, is_given in rows
-        }
-
     def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
         """Finds holders by the lock itself, else names whoever fenced the feed last."""
-        rows = self._ask(statements.LOCK_HOLDERS, feed_ids=list(feed_ids))
+        asked = {"environment": self.environment, "feed_ids": list(feed_ids)}
+        rows = self.query(statements.LOCK_HOLDERS, asked)
         return {feed_id: worker_of(application) or owner for feed_id, owner, application in rows}
+
+    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+        listed = ("feed_id", "feed", "epoch", "feed_uuid", "installation")
+        self.query(statements.FENCE, {**rows[0], **{name: [row[name] for row in rows] for name in listed}})
 
     # -- sessions of others --------------------------------------------------------------------------
 
@@ -439,20 +437,7 @@ class PostgresSinkSession(SinkSession):
             if self.is_broken:
                 raise
 
-    def _ask(self, statement: str, **parameters: Any) -> list[Any]:
-        """Run a statement about this environment."""
-        return self.query(statement, {"environment": self.environment, **parameters})
-
 
 def identifier_of(table: TableShape | TableName) -> sql.Identifier:
     """A table in a statement. Without a schema, the connection's search path decides."""
     return sql.Identifier(table.schema, table.name) if table.schema else sql.Identifier(table.name)
-
-
-def _identities(requests: Sequence[FenceRequest]) -> dict[str, Any]:
-    return {
-        "feed_ids": [request.feed_id for request in requests],
-        "feeds": [request.feed for request in requests],
-        "feed_uuids": [request.identity.feed for request in requests],
-        "installations": [request.identity.installation for request in requests],
-    }

@@ -1,8 +1,9 @@
 """A session with a sink database, and what is done with checkpoints there.
 
-`SinkSession` has what all databases have in common; the rest is in `feedq.sinks.postgresql_session`, and in plain
-SQL in `feedq.sinks.sql.session`. Above it everything is written once: `feedq.sinks.groupcommit` lands and
-advances, `feedq.sinks.transactional` raises epochs, `feedq.sinks.upkeep` tries dead letters again.
+`SinkSession` has the ledger, checkpoints and dead letters, for all databases; what each does its own way is in
+`feedq.sinks.postgresql_session` and `feedq.sinks.sql`. Above it everything is written once:
+`feedq.sinks.groupcommit` lands and advances, `feedq.sinks.transactional` raises epochs, `feedq.sinks.upkeep` tries
+dead letters again.
 
 A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
 new connection behind our back after an error, which is why a broken session refuses to be used. SQLAlchemy's
@@ -45,6 +46,8 @@ T = TypeVar("T")
 
 AT_ONCE: Final = 500
 """Feeds or dead letters named in one statement: databases bound the parameters of one."""
+CREATION_LOCK_TIMEOUT_S: Final = 5.0
+HOLDERS_LOCK_TIMEOUT_S: Final = 0.02
 PERSON_LOCK_TIMEOUT_S: Final = 5.0
 """For a table or a dead letter that somebody has locked, while a person is waiting."""
 ROLES: Final = ("writer", "fencer")
@@ -274,6 +277,51 @@ class SinkSession(ABC):
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
         """Move checkpoints that this transaction has locked."""
 
+    def raise_epochs(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> dict[int, Fenced] | None:
+        """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and leave
+        ``commit_id`` there. Returns what these are answered, by feed id.
+
+        None when one of them stayed locked; then none is raised. In the order of ids.
+        """
+        rows = [
+            {
+                "environment": self.environment,
+                "feed_id": request.feed_id,
+                "feed": request.feed,
+                "epoch": request.epoch,
+                "owner": str(self.worker_id),
+                "commit_id": str(commit_id),
+                "records": 0,
+                "feed_uuid": str(request.identity.feed),
+                "installation": str(request.identity.installation),
+            }
+            for request in requests
+        ]
+        try:
+            self.set_lock_timeout(lock_timeout_s)
+            self._fence(rows, lock_timeout_s=lock_timeout_s)
+        except self.errors as error:
+            if self.scope(error) is not ErrorScope.LOCKED:
+                raise
+            return None
+        # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
+        self.set_lock_timeout(self.lock_timeout_s)
+        columns = (c.feed_id, c.epoch, c.cursor, c.records, c.is_given)
+        ours = and_(self.of([request.feed_id for request in requests]), c.commit_id == str(commit_id))
+        return {
+            row.feed_id: Fenced(
+                row.feed_id, row.epoch, cursor_of(row.cursor), row.records, commit_id, is_given=row.is_given
+            )
+            for row in self.execute(select(*columns).where(ours))
+        }
+
+    @abstractmethod
+    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+        """Raise epochs, in one statement: that is a transaction of the server's own, which a client that freezes
+        cannot hold open."""
+
     def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
         """The checkpoints that may be somebody else's: for `feedq.sinks.checkpoints.strangers` to judge."""
         found: list[Checkpoint] = []
@@ -288,19 +336,20 @@ class SinkSession(ABC):
                 found += self.find_checkpoints(c.feed.in_(new))
         return found
 
-    @abstractmethod
-    def raise_epochs(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, Fenced] | None:
-        """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and leave
-        ``commit_id`` there. Returns what these are answered, by feed id.
-
-        None when one of them stayed locked; then none is raised.
-        """
-
-    @abstractmethod
     def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
-        """The workers whose sessions have these checkpoints locked."""
+        """The workers whose sessions have these checkpoints locked. Here those that fenced them last: only the
+        owner of a checkpoint writes to it."""
+        found: dict[int, UUID | None] = {}
+        self.set_lock_timeout(HOLDERS_LOCK_TIMEOUT_S)
+        for part in parts(feed_ids):
+            try:
+                rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
+                found |= {row.feed_id: uuid_of(row.owner) for row in rows}
+            except self.errors as error:
+                # Where a commit locks out readers, too, the owner is told next time.
+                if self.scope(error) is not ErrorScope.LOCKED:
+                    raise
+        return found
 
     def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
         """Returns the feeds whose checkpoints somebody has locked."""
@@ -356,6 +405,12 @@ class SinkSession(ABC):
 
     # -- tables --------------------------------------------------------------------------------------
 
+    def ensure_bookkeeping(self) -> None:
+        """Make feedq's own tables if they are not there."""
+        self.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+        for table in (checkpoint, dead_letter):
+            self.make(table)
+
     def make(self, table: Table) -> None:
         """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
         if self._exists(table):
@@ -364,6 +419,7 @@ class SinkSession(ABC):
             self.begin()
             table.create(self.connection)
             self._commit()
+            self.has_begun = False
         except self.errors:
             self.rollback()
             if self.is_broken or not self._exists(table):

@@ -12,11 +12,12 @@ a successor that has fenced sees all that its predecessor ever committed.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID, uuid4
+
+from sqlalchemy import Engine
 
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import with_remedy
@@ -61,15 +62,20 @@ LOCKS_TRIED_MAX: Final = 40
 """Attempts in vain at feeds that are locked one after another: enough to find one among a thousand, and no fence
 waits without end."""
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
+MAKE_TABLES: Final = (
+    "feedq's own tables could not be made; until this role has connected once, it needs CREATE on the schema"
+)
 
 
-class TransactionalSink(ABC):
+class TransactionalSink:
     """A session with a database, on behalf of one worker. Belongs to one thread.
 
     What its methods promise is said at `feedq.sinks.base.Sink`.
     """
 
     session_type: type[SinkSession]
+    catalog_type: ClassVar[type[Catalog]]
+    _engine: Engine
 
     def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
         self._url = url
@@ -81,10 +87,6 @@ class TransactionalSink(ABC):
         """Targets that could not be written when last tried, because of somebody's lock."""
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
-
-    @abstractmethod
-    def _open(self) -> tuple[SinkSession, Catalog]:
-        """A new session; feedq's own tables are there. Raises the session's errors, `SinkUnavailable`."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
@@ -264,7 +266,29 @@ class TransactionalSink(ABC):
                     break
                 # Somebody else makes feedq's own tables at this moment.
                 time.sleep(attempt * CONFLICT_PAUSE_S)
+            except (OSError, RuntimeError) as error:
+                # Not all that a driver raises when it cannot connect is wrapped.
+                raise self._unavailable(error) from error
         raise self._unavailable(last) from last
+
+    def _open(self) -> tuple[SinkSession, Catalog]:
+        """A new session; feedq's own tables are there. Raises the session's errors, `SinkUnavailable`."""
+        session = self.session_type(
+            self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
+        )
+        catalog = self.catalog_type(session)
+        try:
+            session.ensure_bookkeeping()
+        except session.errors as error:
+            if session.is_broken or session.scope(error) is not ErrorScope.TARGET:
+                session.close()
+                raise
+            self._connected = session, catalog
+            raise self._unavailable(error, MAKE_TABLES) from error
+        except BaseException:
+            session.close()
+            raise
+        return session, catalog
 
     def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
         """The error for the caller; the session starts afresh, whatever state it was in."""

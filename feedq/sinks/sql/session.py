@@ -1,4 +1,5 @@
-"""What sessions with MariaDB, MySQL and SQLite have in common: checkpoints and dead letters in plain SQL."""
+"""What sessions with MariaDB, MySQL and SQLite have in common: the hot statements of the ledger, and what they say
+of tables and columns."""
 
 from __future__ import annotations
 
@@ -7,33 +8,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from sqlalchemy import (
-    URL,
-    ColumnCollection,
-    Insert,
-    Inspector,
-    Table,
-    and_,
-    case,
-    or_,
-    select,
-    tuple_,
-)
+from sqlalchemy import URL, ColumnCollection, Insert, Inspector, Table, and_, case, or_, tuple_
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import FeedKey
-from feedq.sinks.base import FeedWrite, Fenced, FenceRequest
-from feedq.sinks.checkpoints import ascii_text, cursor_of
-from feedq.sinks.session import ErrorScope, SinkSession, parts
+from feedq.sinks.base import FeedWrite
+from feedq.sinks.session import SinkSession, c, parts
 from feedq.sinks.sql.column_values import Conversion
-from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
+from feedq.sinks.table_definitions import checkpoint, utc_now
 from feedq.sinks.target_table import TableName
 
 NewValues = Callable[[ColumnCollection[str, Any]], Mapping[str, Any]]
 """What a row whose key is there already gets, by column, from the row that was to be inserted."""
-HOLDERS_LOCK_TIMEOUT_S: Final = 0.02
-c = checkpoint.c
 CHECKPOINT_KEY: Final = ("environment", "feed_id")
 
 
@@ -53,12 +40,6 @@ class SqlSession(SinkSession):
     def row_of(self, error: SQLAlchemyError) -> int | None:
         """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
         return None
-
-    def ensure_bookkeeping(self) -> None:
-        """Make feedq's own tables if they are not there."""
-        self.set_lock_timeout(self.lock_timeout_s)
-        for table in (checkpoint, dead_letter):
-            self.make(table)
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
@@ -88,7 +69,7 @@ class SqlSession(SinkSession):
                 "feed": write.feed,
                 "epoch": write.epoch,
                 "owner": str(self.worker_id),
-                "cursor": ascii_text(write.cursor),
+                "cursor": self.cursor_text(write.cursor),
                 "records": landed[write.key],
                 "commit_id": str(commit_id),
                 "feed_uuid": "",
@@ -100,70 +81,13 @@ class SqlSession(SinkSession):
         # its own, which UPDATE cannot do. What is not changed is only there since it may not be NULL.
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _advanced), rows)
 
-    def raise_epochs(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, Fenced] | None:
-        raised: dict[int, Fenced] = {}
-        for part in parts(requests):
-            rows = [
-                {
-                    "environment": self.environment,
-                    "feed_id": request.feed_id,
-                    "feed": request.feed,
-                    "epoch": request.epoch,
-                    "owner": str(self.worker_id),
-                    "commit_id": str(commit_id),
-                    "records": 0,
-                    "feed_uuid": str(request.identity.feed),
-                    "installation": str(request.identity.installation),
-                }
-                for request in part
-            ]
-            try:
-                self.set_lock_timeout(lock_timeout_s)
-                self._fence(rows, lock_timeout_s=lock_timeout_s)
-            except self.errors as error:
-                if self.scope(error) is not ErrorScope.LOCKED:
-                    raise
-                return None
-            # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
-            self.set_lock_timeout(self.lock_timeout_s)
-            ours = c.commit_id == str(commit_id)
-            found = self.execute(
-                select(c.feed_id, c.epoch, c.cursor, c.records, c.is_given).where(
-                    self.of([request.feed_id for request in part]), ours
-                )
-            )
-            raised |= {
-                row.feed_id: Fenced(
-                    row.feed_id,
-                    row.epoch,
-                    cursor_of(row.cursor),
-                    row.records,
-                    commit_id,
-                    is_given=row.is_given,
-                )
-                for row in found
-            }
-        return raised
-
     def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
-        # One statement is a transaction of the server's own, which a client that freezes cannot hold open.
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _raised), rows)
 
-    def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
-        # Those that fenced them last: only the owner of a checkpoint writes to it.
-        found: dict[int, UUID | None] = {}
-        self.set_lock_timeout(HOLDERS_LOCK_TIMEOUT_S)
-        for part in parts(feed_ids):
-            try:
-                rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
-                found |= {row.feed_id: UUID(row.owner) for row in rows}
-            except self.errors as error:
-                # Where a commit locks out readers, too, the owner is told next time.
-                if self.scope(error) is not ErrorScope.LOCKED:
-                    raise
-        return found
+    @classmethod
+    @abstractmethod
+    def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
+        """An INSERT that changes a row whose key is there already, or leaves it alone if ``change`` is empty."""
 
     # -- targets -------------------------------------------------------------------------------------
 
@@ -197,11 +121,6 @@ class SqlSession(SinkSession):
     def bends_null(cls, column_type: Any) -> bool:
         """Whether a NULL for a column of this type that is NOT NULL becomes something else, without an error."""
         return False
-
-    @classmethod
-    @abstractmethod
-    def upsert(cls, table: Table, key: Sequence[str], change: NewValues) -> Insert:
-        """An INSERT that changes a row whose key is there already, or leaves it alone if ``change`` is empty."""
 
 
 def _advanced(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:

@@ -155,28 +155,12 @@ class SqlCatalog(Catalog):
 class SqlSink(TransactionalSink):
     """A session with a database, on behalf of one worker. Belongs to one thread."""
 
-    session_type: type[SqlSession]
-    catalog_type: ClassVar[type[SqlCatalog]] = SqlCatalog
+    catalog_type = SqlCatalog
 
     def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
         """Raises `InvalidInput` for a URL that leads to no database, or to one without a driver here."""
         super().__init__(url, environment=environment, worker_id=worker_id, role=role)
         self.session_type, self._engine = _database_of(url)
-
-    def _open(self) -> tuple[SqlSession, SqlCatalog]:
-        try:
-            session = self.session_type(
-                self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
-            )
-            try:
-                session.ensure_bookkeeping()
-            except BaseException:
-                session.close()
-                raise
-        except (OSError, RuntimeError) as error:
-            # Not all that a driver raises when it cannot connect is wrapped.
-            raise self._unavailable(error) from error
-        return session, self.catalog_type(session)
 
 
 def _database_of(url: str) -> tuple[type[SqlSession], Engine]:
