@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from sqlalchemy import URL, ColumnCollection, Insert, Inspector, Table, and_, case, or_, tuple_
+from sqlalchemy import URL, ColumnCollection, Insert, Inspector, Table, and_, case, false, or_, tuple_
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -129,7 +129,7 @@ def _advanced(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:
         "cursor": new.cursor,
         "records": checkpoint.c.records + new.records,
         "commit_id": new.commit_id,
-        "is_given": False,
+        "is_given": false(),
         "updated_at": utc_now(),
     }
 
