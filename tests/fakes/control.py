@@ -34,7 +34,8 @@ from feedq.core.model import LeaseState, Reason, WorkerState
 from feedq.errors import Unavailable
 from feedq.telemetry.logs import EventKind
 from tests.fakes.clock import ManualClock
-from tests.fakes.invariants import LeaseRow, WorkerRow
+from tests.fakes.invariants import LeaseRow, RunRow, WorkerRow
+from tests.fakes.jobs import on_fleet_clocks
 
 TIME = "feedq.time"
 """The setting in which a session of the server has the time."""
@@ -75,11 +76,16 @@ READS = f"""
         WHERE e.id > $1 AND e.kind IN ({_KINDS}) ORDER BY e.id;
     PREPARE alive AS SELECT id FROM feedq.feed WHERE removed_at IS NULL ORDER BY name, id;
     PREPARE wanted AS SELECT id FROM feedq_1.feed_status WHERE status NOT IN ('paused', 'failed') ORDER BY id;
+    PREPARE runs AS
+        SELECT id, schedule_id, kind, state, fence, losses, ticks, reason FROM feedq.run ORDER BY id;
+    PREPARE schedules AS SELECT id, next_tick_at FROM feedq.schedule ORDER BY id;
     PREPARE name_of (bigint) AS SELECT name FROM feedq.feed WHERE id = $1;
     PREPARE target_of (bigint) AS SELECT target_state FROM feedq.feed WHERE id = $1;
 """
 """What is read after each change."""
 TOLD, CHANGED, WORKERS_CHANGED = "feedq_told", "feedq_changed", "feedq_workers_changed"
+RUNS_CHANGED = "feedq_runs_changed"
+_HEARD = (WAKE, TOLD, CHANGED, WORKERS_CHANGED, RUNS_CHANGED)
 WATCHED = f"""
     CREATE FUNCTION feedq.tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         PERFORM pg_notify(TG_ARGV[0], '');
@@ -94,9 +100,23 @@ WATCHED = f"""
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{WORKERS_CHANGED}');
     CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE ON feedq.feed
         FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{CHANGED}');
+    CREATE TRIGGER simulation_changed AFTER INSERT OR DELETE OR UPDATE ON feedq.run
+        FOR EACH STATEMENT EXECUTE FUNCTION feedq.tell('{RUNS_CHANGED}');
 """
 """Has whoever looks on hear of what there is to see, so that it need not look after each statement."""
-USED = ("event", "held_change", "worker_held", "progress", "lease", "feed", "worker", "task_set", "leader")
+USED = (
+    "run",
+    "schedule",
+    "event",
+    "held_change",
+    "worker_held",
+    "progress",
+    "lease",
+    "feed",
+    "worker",
+    "task_set",
+    "leader",
+)
 """The tables that a fleet leaves rows in, in the order in which they can be emptied."""
 EMPTY = f"""
     SET session_replication_role = replica;
@@ -105,6 +125,7 @@ EMPTY = f"""
     SELECT setval(s.oid::regclass, 1, false) FROM pg_class s
         JOIN pg_depend d ON d.objid = s.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'i'
         WHERE s.relkind = 'S' AND s.relnamespace = 'feedq'::regnamespace;
+    SELECT setval('feedq.run_fence', 1, false);
     UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = feedq.clock(),
         server_started_at = pg_postmaster_start_time(), pass_at = NULL, pass_seq = 0, sweep_at = NULL,
         active_workers = 1, evened_out = NULL, waiting_after = 0, swept_to = NULL
@@ -117,10 +138,16 @@ WORKERS_MAX = 200
 """Worker sessions of one fleet that are notified."""
 POOLED = "feedq"
 """What sessions of a store are called."""
+DRAWN = "::float8 / job_slots, random() LIMIT"
+"""Which of two workers that are as busy is told of a run. Here it is always the same."""
 _PART = re.compile(r"CREATE OR REPLACE (?:FUNCTION .*?\$body\$.*?\$body\$|VIEW [^;]*);", re.DOTALL)
 """A function or a view of the protocol."""
 IS_THERE = "SELECT 1"
 """What a session is asked that has not been used for a while in real time, which must not be seen here."""
+
+
+class Interrupted(BaseException):
+    """A process has died or stands still, in the middle of what it did. Nothing in it catches that."""
 
 
 class Cursor(cursor):
@@ -177,9 +204,11 @@ class Session:
             self.control.commits_to_fail -= 1
             self._connection.rollback()
             raise psycopg2.OperationalError("the commit failed")
+        self.control.begin()
         self._connection.commit()
         self._connection.poll()
         self.hear()
+        self.control.begin()
 
     def hear(self) -> None:
         """One session listens for everybody: those of a store, which sends all that is notified."""
@@ -214,7 +243,8 @@ class ControlDatabase:
         self.url = url
         upgrade(url)
         self._observer = connect(url, application_name="feedq-observer")
-        self.observe(QUICK + CLOCK + WATCHED)
+        (told,) = [part for part in _PART.findall(protocol.definition()) if DRAWN in part]
+        self.observe(QUICK + CLOCK + WATCHED + told.replace("random()", "lock_key"))
         self.observe(f"SET plan_cache_mode = force_generic_plan; {READS}")
         self.sessions: set[Session] = set()
         """Those of workers and of the beat."""
@@ -242,6 +272,8 @@ class ControlDatabase:
         """How often they had when leases were read, and these."""
         self._workers: list[WorkerRow] | None = None
         """None when any has changed since they were read."""
+        self.runs_changed = False
+        """Whether runs have changed since whoever looks on has read them."""
         self.has_ended = False
         """Whether a session has ended since the beat looked."""
         self.registered: Counter[str] = Counter()
@@ -272,7 +304,8 @@ class ControlDatabase:
         with pytest.MonkeyPatch.context() as patch:
             for module in (database, worker_session):
                 patch.setattr(module, "connect", self._open)
-            yield
+            with on_fleet_clocks():
+                yield
         self.end_sessions()
 
     def close(self) -> None:
@@ -296,7 +329,7 @@ class ControlDatabase:
     def _connected(self, kind: str, **options: object) -> connection:
         made = connect(self.url, application_name=kind, **options)
         if kind == POOLED:
-            channels = [WAKE, TOLD, CHANGED, WORKERS_CHANGED, *map(worker_channel, range(1, WORKERS_MAX + 1))]
+            channels = [*_HEARD, *map(worker_channel, range(1, WORKERS_MAX + 1))]
             with made.cursor() as plain:
                 plain.execute("; ".join(f"LISTEN {channel}" for channel in channels))
         return made
@@ -317,6 +350,11 @@ class ControlDatabase:
             self._read_at = self.changes
         return self._leases
 
+    def runs(self) -> list[RunRow]:
+        """All of them."""
+        self.runs_changed = False
+        return [RunRow(*row) for row in self.observe("EXECUTE runs")]
+
     def workers(self) -> list[WorkerRow]:
         """All sessions of workers."""
         if self._workers is None:
@@ -333,7 +371,7 @@ class ControlDatabase:
     # -- faults ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before a statement."""
+        """Before a statement, and on either side of a commit."""
         if self.step is not None:
             self.step()
         self.require_driver()
@@ -343,6 +381,10 @@ class ControlDatabase:
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise psycopg2.OperationalError("the answer was lost")
+
+    @property
+    def is_troubled(self) -> bool:
+        return self.is_away or self.answers_to_lose > 0 or self.commits_to_fail > 0
 
     def require_driver(self) -> None:
         if self.is_away:
@@ -382,6 +424,8 @@ class ControlDatabase:
             self.has_news = True
         elif channel == CHANGED:
             self.changes += 1
+        elif channel == RUNS_CHANGED:
+            self.runs_changed = True
         elif channel == WORKERS_CHANGED:
             self.changes += 1
             self._workers = None

@@ -7,6 +7,7 @@ an epoch, and nobody who is gone holds a lease.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from uuid import NAMESPACE_OID, uuid5
@@ -17,6 +18,7 @@ from feedq.control.store.election import Election
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.lease import on_edit
 from feedq.core.model import (
+    Assignment,
     FeedKey,
     FeedSpec,
     LeaseState,
@@ -34,8 +36,9 @@ from feedq.verbs import bulk
 from feedq.verbs.workers import find_worker
 from tests.fakes import control
 from tests.fakes.clock import SkewedClock
-from tests.fakes.control import EventRow, is_open
+from tests.fakes.control import EventRow, Interrupted, is_open
 from tests.fakes.durations import DURATIONS
+from tests.fakes.fleet_runs import FleetRuns
 from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import numbers
@@ -85,6 +88,10 @@ class FakeFleet:
         self.workers: dict[str, FakeWorker] = {}
         self.lines: list[str] = []
         self.has_beat = True
+        self.beat_interrupted_in: int | None = None
+        """After so many more statements and commits the beat dies, if set."""
+        self.runs: FleetRuns | None = None
+        """The schedules of the fleet, if it has any."""
         self.passes = self.looks = 0
         self._step_s = step_s
         self._next_pass_at = self._next_look_at = 0.0
@@ -131,6 +138,7 @@ class FakeFleet:
             labels=labels,
             say=lambda words: self.say(f"worker {name}", words),
             reconcile=self._reconcile,
+            ledger=None if self.runs is None else self.runs.ledger,
         )
         self.say(f"worker {name}", "starts")
 
@@ -276,12 +284,21 @@ class FakeFleet:
             worker.tick()
             if worker.is_dead:
                 del self.workers[name]
+        self._note_trouble()
         self._tell_events()
         if self.has_beat:
             self._beat()
         self.check()
 
+    def _note_trouble(self) -> None:
+        """Of workers with jobs: whose runs may be taken away, now and a while later."""
+        now = self.clock.monotonic()
+        for worker in self.workers.values():
+            if worker.jobs is not None and (worker.is_troubled or self.control.is_troubled):
+                worker.jobs.troubled_at = now
+
     def _beat(self) -> None:
+        self.control.step = self._beat_step
         try:
             is_due = self._look() or self.clock.monotonic() >= self._next_pass_at
             if is_due or self.control.wakes:
@@ -290,8 +307,28 @@ class FakeFleet:
             if not self._was_away:
                 self.say("beat", "finds no database")
             self._was_away = True
+        except Interrupted:
+            self.say("beat", "dies in the middle of it; another one takes its place")
+            self.control.step = None
+            if self._election is not None:
+                self._election.close()
+            self._election, self._next_look_at = None, 0.0
         else:
             self._was_away = False
+        finally:
+            self.control.step = None
+
+    def _beat_step(self) -> None:
+        if self.beat_interrupted_in is not None:
+            self.beat_interrupted_in -= 1
+            if self.beat_interrupted_in < 0:
+                self.beat_interrupted_in = None
+                raise Interrupted
+
+    def _send(self, assignments: Sequence[Assignment]) -> None:
+        """Nothing leaves a process that has just died."""
+        if not isinstance(sys.exception(), Interrupted):
+            self.broker.send(assignments)
 
     def _look(self) -> bool:
         """Whether a pass should run, going by a look if it is time for one.
@@ -328,7 +365,7 @@ class FakeFleet:
         self.passes += 1
         interval_s = max(self.settings.reconcile_interval_s, TICK_MIN_S)
         self._next_pass_at = self.clock.monotonic() + interval_s
-        report = reconcile(self.store, self.broker.send, self.settings, passes=PASSES_IN_A_ROW)
+        report = reconcile(self.store, self._send, self.settings, passes=PASSES_IN_A_ROW)
         self._tell_events()
         # While feeds of dead workers wait, passes only place feeds, and the rest follows a moment later.
         is_whole = report is not None and not report.is_fast_path
@@ -412,6 +449,8 @@ class FakeFleet:
             if seen < len(rows):
                 yield from problems_of_rows(feed_id, rows, seen=seen)
             self._rows_seen[feed_id] = len(rows)
+        if self.runs is not None:
+            yield from self.runs.problems()
         for worker in self.workers.values():
             for stream in worker.streams.values():
                 if stream.key[0] not in self._forgotten:

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from feedq.core.model import LeaseState, Reason, WorkerState
+from feedq.core.schedule.model import UNFINISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,23 @@ class WorkerRow:
     name: str
     state: WorkerState
     capacity: int
+
+
+class RunRow(NamedTuple):
+    """A run as it stands in its table."""
+
+    id: int
+    schedule_id: int
+    kind: str
+    state: str
+    fence: int
+    losses: int
+    ticks: int
+    reason: str | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in UNFINISHED
 
 
 def problems_of_move(lease: LeaseRow) -> Iterator[str]:

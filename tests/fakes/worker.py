@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+import psycopg2
+
 from feedq.control.store.channels import worker_channel
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import Listener, WorkerSession
@@ -38,16 +40,13 @@ from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
 from feedq.errors import LeaseLost, SinkUnavailable, Unavailable
 from feedq.settings import Settings
-from tests.fakes.control import ControlDatabase, is_open
+from tests.fakes.control import ControlDatabase, Interrupted, is_open
+from tests.fakes.jobs import SLOTS, FakeJobs, Ledger
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import FakeStream, numbers
 
 Say = Callable[[str], None]
 KILLED = Loss("killed", "kill -9")
-
-
-class _Interrupted(Exception):
-    """The process has died or stands still, in the middle of what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,10 @@ class FakeWorker:
         say: Say,
         reconcile: Callable[[], None],
         takes: tuple[UUID, FeedKey] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        """``takes``: the lease that it takes over, from the worker that has begun it for one feed."""
+        """``takes``: the lease that it takes over, from the worker that has begun it for one feed. ``ledger``: of
+        the runs that it takes, if any."""
         self.name, self.clock = name, clock
         self.capacity, self.labels = capacity, labels or {}
         self._control, self._store, self._settings = control, store, settings
@@ -126,8 +127,24 @@ class FakeWorker:
         self.interrupted_in: int | None = None
         """After so many more steps it dies, or stands still, if set."""
         self.dies_then = False
+        self.jobs = None if ledger is None else self._with_jobs(ledger)
         self._is_leaving = self._has_drained = False
         self._leave_by = float("inf")
+
+    def _with_jobs(self, ledger: Ledger) -> FakeJobs:
+        return FakeJobs(
+            self.name,
+            self._store.jobs.runs,
+            ledger,
+            clock=self.clock,
+            database_now=self._control.clock.now,
+            identity=self._identity,
+            say=self._say,
+        )
+
+    def _identity(self) -> UUID | None:
+        is_trusted = self.worker is not None and self.core.is_trusted(self._now)
+        return self.worker.id if is_trusted and self.worker is not None else None
 
     # -- what may happen to it -----------------------------------------------------------------------
 
@@ -140,6 +157,8 @@ class FakeWorker:
 
     def _vanish(self) -> None:
         self.is_dead = True
+        if self.jobs is not None:
+            self.jobs.troubled_at = float("inf")
         self._suspend()
         self._close_sessions()
         for child in self._children:
@@ -156,15 +175,19 @@ class FakeWorker:
         """SIGTERM: from the next tick on, drain and leave."""
         self._is_leaving = True
 
+    @property
+    def is_troubled(self) -> bool:
+        return self.is_frozen or self.is_cut_off or self._is_leaving or self.answers_take_s > 0
+
     # -- a tick --------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         if self.is_dead or self.is_frozen:
             return
-        self._control.step = self._step
+        self._control.step = self._before_statement
         try:
             self._tick()
-        except _Interrupted:
+        except Interrupted:
             self._control.step = None
             self._is_performing = False
             if self.dies_then:
@@ -193,7 +216,11 @@ class FakeWorker:
             self._say(f"drains {numbers(self.streams)}")
             self._leave_by = self._now + self._settings.drain_timeout_s
             self._perform(self.core.drain(now=self._now))
+            if self.jobs is not None:
+                self.jobs.slots.drain()
         self._listen()
+        if self.jobs is not None:
+            self.jobs.tick()
         self._take_messages()
         self._ask_database()
         self._connect()
@@ -203,16 +230,22 @@ class FakeWorker:
         if self._dropped:
             self._say(f"drops {self._dropped} stale message{'s' if self._dropped > 1 else ''}")
             self._dropped = 0
-        is_done = (self._has_drained or self._is_over) and not self._requests
+        has_jobs = self.jobs is not None and not self.jobs.slots.is_idle
+        is_done = (self._has_drained or self._is_over) and not self._requests and not has_jobs
         if is_done or self._now >= self._leave_by:
             self._leave()
+
+    def _before_statement(self) -> None:
+        self._step()
+        if self.is_cut_off:
+            raise psycopg2.OperationalError("cut off")
 
     def _step(self) -> None:
         if self.interrupted_in is not None:
             self.interrupted_in -= 1
             if self.interrupted_in < 0:
                 self.interrupted_in = None
-                raise _Interrupted
+                raise Interrupted
 
     def _read(self) -> None:
         for stream in list(self.streams.values()):
@@ -330,7 +363,10 @@ class FakeWorker:
         number = self._control.registered[self.name]
         session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
         queue = f"node.{self.name}"
-        new = NewWorker(session_id, self.name, queue, self.capacity, self.name, number, "paper", self.labels)
+        new = NewWorker(
+            *(session_id, self.name, queue, self.capacity, self.name, number, "paper", self.labels),
+            job_slots=0 if self.jobs is None else SLOTS,
+        )
         if self._takes is None:
             self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
         else:
@@ -342,6 +378,8 @@ class FakeWorker:
     def _answered(self, arrived: _InFlight) -> None:
         if arrived.answer is None:
             self._say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
+            if self.jobs is not None and self.worker is not None:
+                self.jobs.slots.gone(self.worker.id)
         sent_at = arrived.sent_at
         self._perform(self.core.heartbeat_answered(arrived.answer, sent_at=sent_at, now=self._now))
         if arrived.answer is None and not self.core.is_draining:
@@ -356,6 +394,8 @@ class FakeWorker:
             self._reach()
             if self._control.hears(worker_channel(self.worker.lock_key)):
                 self._perform(self.core.orders_pending())
+                if self.jobs is not None:
+                    self.jobs.notified()
 
     def _take_messages(self) -> None:
         if self._takes is not None:

@@ -1,7 +1,8 @@
 """A fleet under random faults: what may happen to it, drawn from a seed.
 
 Workers run on the core that runs in production, on a control database, a source, a sink and a broker in memory.
-A fault may come between any two steps of a worker.
+A fault may come between any two steps of a worker, and a beat may die between any two statements. Every fifth
+story is about runs of schedules: slots and tickers are those of production as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from feedq.core.placement.base import Strategy
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from tests.fakes import FakeFleet
 from tests.fakes.durations import DURATIONS
+from tests.fakes.fleet_runs import FleetRuns
 
 STEP_S = 0.25
 FAULTS_S = 50.0
@@ -25,6 +27,8 @@ HEAL_S = 200.0
 SETTLE_S = 20.0
 """Until the last newcomer has been given its part."""
 NAMES = "abcde"
+RUN_STORIES = 5
+"""One story in so many is about runs of schedules, and all others about feeds."""
 
 
 class Trouble:
@@ -42,11 +46,20 @@ class Trouble:
         }
         settings = DURATIONS.model_copy(update=drawn)
         self.fleet = FakeFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
+        about_runs = seed % RUN_STORIES == RUN_STORIES - 1
         # Few kinds of fault at a time find more than all of them at once, which hide one another.
-        self._faults = self.rng.sample(self._all_faults, self.rng.randint(4, len(self._all_faults)))
+        may_happen = [
+            *self._faults_of_fleet,
+            *(self._faults_of_runs if about_runs else self._faults_of_feeds),
+        ]
+        self._faults = self.rng.sample(may_happen, self.rng.randint(4, len(may_happen)))
         self._breaks_off: dict[str, float] = {}
         """When the network of which worker will break."""
-        self.fleet.add_feeds(8)
+        if about_runs:
+            fleet, schedules = self.fleet, self.fleet.store.jobs.schedules
+            fleet.runs = FleetRuns(fleet.control, schedules, self.rng, ttl_s=settings.ttl_s)
+        else:
+            self.fleet.add_feeds(8)
         for name in NAMES[:3]:
             self._add(name)
 
@@ -80,7 +93,7 @@ class Trouble:
         self.fleet.control.notifications_take_s = 0.0
         self.fleet.control.answers_to_lose = 0
         self.fleet.control.commits_to_fail = 0
-        self.fleet.has_beat = True
+        self.fleet.has_beat, self.fleet.beat_interrupted_in = True, None
         for name, worker in self.fleet.workers.items():
             worker.thaw()
             worker.answers_take_s = 0.0
@@ -100,7 +113,7 @@ class Trouble:
     # -- what may happen -----------------------------------------------------------------------------
 
     @property
-    def _all_faults(self) -> list[Callable[[], None]]:
+    def _faults_of_fleet(self) -> list[Callable[[], None]]:
         return [
             self._kill,
             self._replace,
@@ -118,10 +131,28 @@ class Trouble:
             self._restart_database,
             self._lose_answers,
             self._fail_commits,
+            self._notifications,
+            self._notifications,
+            self._terminate,
+            self._beat,
+            self._interrupt,
+            self._interrupt,
+            self._interrupt,
+            self._interrupt_beat,
+            self._interrupt_beat,
+            self._cordon_or_drain,
+            self._cordon_or_drain,
+        ]
+
+    @property
+    def _faults_of_runs(self) -> list[Callable[[], None]]:
+        return [self._trigger, self._trigger, self._backfill, self._cancel, self._cancel]
+
+    @property
+    def _faults_of_feeds(self) -> list[Callable[[], None]]:
+        return [
             self._broker,
             self._broker_hangs_or_goes_on,
-            self._notifications,
-            self._notifications,
             self._old_message,
             self._edit,
             self._edit,
@@ -129,11 +160,6 @@ class Trouble:
             self._pause_or_resume,
             self._add_or_remove,
             self._delete_lease,
-            self._terminate,
-            self._beat,
-            self._interrupt,
-            self._interrupt,
-            self._interrupt,
             self._lose_claims,
             self._sink_away,
             self._lose_commits,
@@ -143,8 +169,6 @@ class Trouble:
             self._late_messages,
             self._move,
             self._move,
-            self._cordon_or_drain,
-            self._cordon_or_drain,
             self._be_stubborn,
             self._be_deaf_or_hear,
         ]
@@ -226,6 +250,23 @@ class Trouble:
         if (name := self._some_worker()) and len(self.fleet.workers) > 1:
             worker = self.fleet.workers[name]
             worker.interrupted_in, worker.dies_then = self.rng.randrange(12), self.rng.random() < 0.5
+
+    def _interrupt_beat(self) -> None:
+        """The beat dies between two of its next statements, wherever that is."""
+        self.fleet.beat_interrupted_in = self.rng.randrange(12)
+
+    def _trigger(self) -> None:
+        self._ask(lambda runs: runs.trigger())
+
+    def _backfill(self) -> None:
+        self._ask(lambda runs: runs.backfill())
+
+    def _cancel(self) -> None:
+        self._ask(lambda runs: runs.cancel())
+
+    def _ask(self, ask: Callable[[FleetRuns], str]) -> None:
+        assert self.fleet.runs is not None
+        self.fleet.say("person", ask(self.fleet.runs))
 
     def _lose_claims(self) -> None:
         if name := self._some_worker():
@@ -315,9 +356,16 @@ def run_seed(seed: int, *, faults_s: float = FAULTS_S) -> FakeFleet:
     """
     trouble = Trouble(seed)
     fleet = trouble.fleet
+    if fleet.runs is not None:
+        faults_s /= 2  # workers look for runs all the time, which costs as much as the rest
     for _ in range(round(faults_s / STEP_S)):
         trouble.step()
     trouble.heal()
+    if fleet.runs is not None:
+        fleet.run(SETTLE_S / 2)
+        fleet.runs.pause_all()
+        fleet.run_until(fleet.runs.all_have_ended, limit_s=HEAL_S)
+        return fleet
     fleet.run_until(fleet.everything_streams, limit_s=HEAL_S)
     fleet.run(SETTLE_S)
     asked = fleet.transcript.count(" to stop feed")
