@@ -75,7 +75,8 @@ def make_app(s: Settings) -> Celery:
 def asks_for_prefork(argv: Sequence[str]) -> bool:
     """Whether a command line names the prefork pool.
 
-    Celery itself cannot tell that from its default, and lets the configuration have its way in both cases.
+    Celery itself cannot tell that from its default, and lets the configuration have its way in both cases (``if
+    value == 'prefork' and worker_pool`` in `celery.bin.worker.WorkersPool`).
     """
     pairs = zip(argv, [*argv[1:], ""], strict=True)
     return any(

@@ -120,7 +120,7 @@ class GuardedConsumer(Consumer):
         try:
             super().add_task_queue(queue, exchange, exchange_type, routing_key, **how)
         except BaseException:
-            # Otherwise each new connection would fail as this one does.
+            # Celery has selected it before it consumes from it. Each new connection would fail as this one does.
             self.app.amqp.queues.deselect(queue)
             raise
 
@@ -129,8 +129,8 @@ class GuardedConsumer(Consumer):
         self._has_been_ready = True
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        # RabbitMQ keeps the name for who has it: another worker, unless it is this one's own connection, which was
-        # lost and is not given up yet.
+        # Celery would try again for ever. RabbitMQ keeps the name for who has it: another worker, unless it is
+        # this one's own connection, which was lost and is not given up yet.
         if isinstance(exc, ResourceLocked) and not self._has_been_ready:
             logger.error(LogEvent.NAME_TAKEN, name=self.hostname, error=str(exc))
             raise WorkerShutdown(1)

@@ -1,11 +1,12 @@
 """The transports of kombu for Redis and for RabbitMQ, guarded: no message ends a worker.
 
 kombu and Celery take whatever lies in a queue for one of their own messages. What has another form (bytes that are
-no JSON, a body that is no ``[args, kwargs, embed]``, a task id that is a list) raises out of Celery's event loop,
-which ends the worker and every stream in it; and the message goes to the next worker. So there is a guard around
-each step that kombu and Celery take with a message in that loop: reading it (`RedisChannel._read`, `_properties`),
-taking it in (`guarded`), carrying it out (`kept_in`, `process_or_drop`). What fails is rejected without being put
-back, with one log line. What nothing would fail at, and harms all the same, is looked at first: the size.
+no JSON, a body that is no ``[args, kwargs, embed]``, a task id that is a list) raises out of Celery's event loop
+(``next(loop)`` in `celery.worker.loops.asynloop`), which ends the worker and every stream in it; and the message
+goes to the next worker. So there is a guard around each step that kombu and Celery take with a message in that
+loop: reading it (`RedisChannel._read`, `_properties`), taking it in (`guarded`), carrying it out (`kept_in`,
+`process_or_drop`). What fails is rejected without being put back, with one log line. What nothing would fail at,
+and harms all the same, is looked at first: the size.
 
 Besides, an acknowledgement that comes too late does not end the worker, and hints to a node are not written down
 in Redis.
@@ -100,21 +101,24 @@ def install() -> None:
         compression.register(encode, partial(_unpacked, unpacker), name)
     PROPERTY_CLASSES[Basic.CLASS_ID] = _properties
     Context.update = _update  # called by Celery's tracer, in all pools
-    # A message of remote control brings its own pattern; one that backtracks would hold the interpreter.
+    # A message of remote control brings its own pattern (`kombu.pidbox.Node.handle_message`); one that
+    # backtracks would hold the interpreter.
     with suppress(matcher.MatcherNotInstalled):
         matcher.unregister("pcre")
 
 
 _METHODS = frozenset(name for name in dir(Context) if callable(getattr(Context, name)))
+_celerys_update = Context.update
 
 
 def _update(request: Context, *fields: Any, **more: Any) -> None:
     """Take over what a message says of its task, but nothing that hides a method of the request.
 
-    Without it Celery's tracer, which calls these methods, would break off in the middle of a task.
+    `Context.update` of Celery puts whatever it is given into ``__dict__``, where it hides the methods that the
+    tracer calls: it would break off in the middle of a task.
     """
     said = dict(*fields, **more)
-    request.__dict__.update({name: said[name] for name in said.keys() - _METHODS})
+    _celerys_update(request, {name: said[name] for name in said.keys() - _METHODS})
 
 
 def bounded_options(url: str, timeout_s: float) -> dict[str, Any]:
@@ -142,10 +146,10 @@ def is_redis(url: str) -> bool:
 class HintsUnrecorded(redis.QoS):
     """Keeps no record in Redis of unacknowledged messages from a node's own queue.
 
-    kombu writes down each message that it takes, so that another consumer may have it if this one dies. A
-    node's queue has no other consumer, and its messages are hints: the lease of a feed whose hint was lost
-    brings it back. Two round trips less a message are half the time of a cold start. They count towards the
-    prefetch window as all others do.
+    kombu writes down each message that it takes (``append`` in `kombu.transport.redis.QoS`), so that another
+    consumer may have it if this one dies. A node's queue has no other consumer, and its messages are hints: the
+    lease of a feed whose hint was lost brings it back. Two round trips less a message are half the time of a cold
+    start. They count towards the prefetch window as all others do.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -183,8 +187,8 @@ class RedisChannel(redis.Channel):
         self._tag_prefix, self._tags = uuid4().hex, count(1)
 
     def _next_delivery_tag(self) -> str:
-        # As unique as kombu's own, without asking the system for random bytes with every message: a thread that
-        # does so lets go of the interpreter, and has to wait for it behind all others.
+        # As unique as kombu's own (`kombu.utils.uuid`), without asking the system for random bytes with every
+        # message: a thread that does so lets go of the interpreter, and has to wait for it behind all others.
         return f"{self._tag_prefix}-{next(self._tags)}"
 
     def _brpop_read(self, **options: Any) -> Any:
@@ -224,8 +228,9 @@ class RedisChannel(redis.Channel):
         )
 
     def _connparams(self, asynchronous: bool = False) -> Any:
-        # An acknowledgement that comes after the broker went away finds its channel closed. Celery takes a
-        # connection error for what it is and logs it; kombu's AttributeError would end the worker.
+        # An acknowledgement that comes after the broker went away finds its channel closed:
+        # ``self.connection.client``, which kombu reads here, is None then. Celery takes a connection error for
+        # what it is and logs it; kombu's AttributeError would end the worker.
         if self.connection.client is None:
             raise ConnectionError("the connection of this channel is closed")
         return super()._connparams(asynchronous=asynchronous)  # type: ignore[no-untyped-call]  # as all of kombu
@@ -384,7 +389,10 @@ def _say_dropped(why: str, **fields: object) -> None:
 
 
 class BoundedDispatcher(EventDispatcher):
-    """Celery's events, of which only so many wait for a broker that is away."""
+    """Celery's events, of which only so many wait for a broker that is away.
+
+    ``_outbound_buffer`` of Celery's own grows without a bound.
+    """
 
     def send(self, type: str, *how: Any, **fields: Any) -> None:
         if len(self._group_buffer.get("task", ())) + len(self._outbound_buffer) < EVENTS_WAITING_MAX:
@@ -396,7 +404,8 @@ class BoundedDispatcher(EventDispatcher):
 class BoundedClock(LamportClock):
     """Celery's clock, which adopts the highest number that it hears: but none that could not be sent on.
 
-    A number of four thousand digits can be read from JSON, and the next one cannot be written.
+    ``adjust`` of kombu's own takes the larger of the two, whatever it is. A number of four thousand digits can be
+    read from JSON, and the next one cannot be written.
     """
 
     def adjust(self, other: Any) -> int:
@@ -408,7 +417,7 @@ def process_or_drop(worker: Any, process: Callable[[Any], object], request: Any)
     """Have a task carried out by Celery's prefork pool, or drop its message.
 
     The pool begins a task that had to wait, and sets its time limits, in callbacks of the event loop, which no
-    other guard is around.
+    other guard is around: `celery.worker.WorkController._process_task` catches `TaskRevokedError` alone.
     """
     limits = request.time_limits
     try:
