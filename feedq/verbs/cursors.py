@@ -29,13 +29,13 @@ from msgspec import Meta
 from feedq.connectors import base as connectors
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import not_own, own_tenant
+from feedq.core.differences import Action, Change
 from feedq.core.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor, TargetState
 from feedq.core.roles import AccessRole
 from feedq.core.values import DEFAULT_ZONE, parse_moment_near
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound, SinkUnavailable
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
 from feedq.sinks.checkpoints import check_cursor, owner_of
-from feedq.verbs.changes import Action, Change
 from feedq.verbs.registry import At, Expected, NameArgument, Past, verb
 
 

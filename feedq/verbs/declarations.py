@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from feedq.control.store.feeds import FeedChange, Feeds
 from feedq.control.store.postgresql import JobStore
-from feedq.core.differences import OptionChange
+from feedq.core.differences import Action, Change, OptionChange, plan
 from feedq.core.model import Feed, FeedSpec, StartCursor, TargetState, Version, require_version
 from feedq.core.passwords import mask_url, masked
 from feedq.core.roles import AccessRole
@@ -25,7 +25,6 @@ from feedq.sinks.base import parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.bulk import BulkResult
-from feedq.verbs.changes import Action, Change, plan
 from feedq.verbs.cursors import Begun, add_elsewhere, begun, resumes_of
 from feedq.verbs.manifests import OPTION_KEYS, option_problems
 from feedq.verbs.registry import (

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from feedq.core.differences import ABSENT, OptionChange, difference
+from feedq.core.differences import ABSENT, Change, OptionChange, difference, plan
 from feedq.core.model import Feed, FeedSpec, Selector, TargetState, Version
 from feedq.core.values import read
 from feedq.errors import InvalidInput
-from feedq.verbs.changes import Change, plan
 from feedq.verbs.manifests import option_problems
 from feedq.worker.declared import declared, lean
 from tests.fakes.sink import IDENTITY

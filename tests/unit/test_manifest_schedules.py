@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.core.differences import plan
 from feedq.core.model import Version
 from feedq.core.schedule.spec import (
     CatchUp,
@@ -20,7 +21,7 @@ from feedq.core.schedule.spec import (
     names_secret,
 )
 from feedq.core.values import DURATION_MAX_S
-from feedq.verbs import changes, documents, manifests
+from feedq.verbs import documents, manifests
 from tests.schedules import Keys, schedule_spec
 
 FULL = """
@@ -238,11 +239,11 @@ def there(name: str, **keys: Any) -> tuple[ScheduleSpec, Version | None]:
 
 def test_what_does_not_say_paused_keeps_what_there_is() -> None:
     paused = {"a": there("a", every=30.0, paused=True)}
-    assert changes.plan("schedule", schedules(EVERY), paused) == []
+    assert plan("schedule", schedules(EVERY), paused) == []
     runs = schedules(EVERY.replace("30s", "30s, paused: false"))
-    (change,) = changes.plan("schedule", runs, paused)
+    (change,) = plan("schedule", runs, paused)
     assert [(o.option, o.before, o.after) for o in change.options] == [("paused", True, "(unset)")]
-    assert changes.plan("schedule", runs, {"a": there("a", every=30.0)}) == []
+    assert plan("schedule", runs, {"a": there("a", every=30.0)}) == []
 
 
 # -- there and back ----------------------------------------------------------------------------------

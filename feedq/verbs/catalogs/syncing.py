@@ -18,14 +18,13 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from feedq.control.store.feeds import of_others
-from feedq.core.differences import ABSENT, OptionChange
+from feedq.core.differences import ABSENT, Action, Change, OptionChange, plan
 from feedq.core.model import Feed, FeedSpec, Version
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
 from feedq.verbs.bulk import BulkResult
 from feedq.verbs.catalogs.base import open_catalog
-from feedq.verbs.changes import Action, Change, plan
 from feedq.verbs.declarations import Declared, change_feeds, declared_answer
 from feedq.verbs.manifests import Manifest, ManifestProblem, option_problems
 from feedq.verbs.registry import At, NameArgument, Page, verb
