@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import OpenCatalog, open_catalog
+from feedq.verbs.catalogs.base import FeedCatalog, open_catalog
 from feedq.verbs.manifests import Manifest
 
 DEFAULTS = {"connector": "tcp", "sink": {"table": "t"}}
 
 
-def opened(**options: Any) -> OpenCatalog:
+def opened(**options: Any) -> FeedCatalog:
     return open_catalog("crm", Settings(catalogs={"crm": {"defaults": DEFAULTS, **options}}))
 
 
-def manifest(catalog: OpenCatalog) -> Manifest:
-    read = catalog.read(None)
+def manifest(catalog: FeedCatalog) -> Manifest:
+    read = catalog.read(Settings(), None)
     assert read is not None
     return read[0]
 
 
-def feeds(catalog: OpenCatalog) -> list[dict[str, Any]]:
+def feeds(catalog: FeedCatalog) -> list[dict[str, Any]]:
     """What the feeds say besides the defaults, by name."""
     found = manifest(catalog)
     assert found.problems == ()
@@ -32,13 +32,13 @@ def feeds(catalog: OpenCatalog) -> list[dict[str, Any]]:
     )
 
 
-def mistakes(catalog: OpenCatalog) -> list[str]:
+def mistakes(catalog: FeedCatalog) -> list[str]:
     return [str(problem) for problem in manifest(catalog).problems]
 
 
-def version(catalog: OpenCatalog) -> str:
+def version(catalog: FeedCatalog) -> str:
     """The version, as which the catalog is not read again."""
-    read = catalog.read(None)
+    read = catalog.read(Settings(), None)
     assert read is not None
-    assert catalog.read(read[1]) is None
+    assert catalog.read(Settings(), read[1]) is None
     return read[1]

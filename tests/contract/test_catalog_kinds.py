@@ -26,7 +26,7 @@ from pymongo.errors import PyMongoError
 
 from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.settings import Settings
-from feedq.verbs.catalogs.base import BYTES_MAX, OpenCatalog, open_catalog
+from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, open_catalog
 from tests.contract.catalog_reading import feeds, manifest, mistakes, opened, version
 
 # -- directory ---------------------------------------------------------------------------------------
@@ -145,17 +145,17 @@ def test_an_answer_that_is_no_list_is_an_error(
     for name, value in changes.items():
         setattr(endpoint, name, value)
     with pytest.raises(CatalogUnavailable, match=said):
-        opened(kind="http", url=endpoint.url).read(None)
+        opened(kind="http", url=endpoint.url).read(Settings(), None)
 
 
 def test_a_large_answer_is_refused_and_an_address_that_is_denied_not_asked(endpoint: Endpoint) -> None:
     endpoint.pages = {"/feeds": b" " * (BYTES_MAX + 1)}
     with pytest.raises(CatalogUnavailable, match="more than"):
-        opened(kind="http", url=endpoint.url).read(None)
+        opened(kind="http", url=endpoint.url).read(Settings(), None)
     denied = Settings(catalogs={"crm": {"kind": "http", "url": endpoint.url}}, egress_deny=("127.0.0.0/8",))
     endpoint.asked.clear()
     with pytest.raises(CatalogUnavailable, match=r"127\.0\.0\.1"):
-        open_catalog("crm", denied).read(None)
+        open_catalog("crm", denied).read(denied, None)
     assert endpoint.asked == []
 
 
@@ -181,7 +181,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def asked(database: Path, query: str, **options: Any) -> OpenCatalog:
+def asked(database: Path, query: str, **options: Any) -> FeedCatalog:
     return opened(kind="sql", url=f"sqlite:///{database}", query=query, **options)
 
 
@@ -227,11 +227,11 @@ def test_a_row_that_is_no_feed_is_a_problem(database: Path, query: str, said: st
 @pytest.mark.parametrize("query", ["SELECT nothing FROM stations", "SELEC 1", "DELETE FROM nowhere"])
 def test_a_query_that_fails_is_an_error(database: Path, query: str) -> None:
     with pytest.raises(CatalogUnavailable, match=r"crm\.sqlite"):
-        asked(database, query).read(None)
+        asked(database, query).read(Settings(), None)
 
 
 def test_nothing_that_a_query_writes_stays(database: Path) -> None:
-    asked(database, "DELETE FROM stations RETURNING json_object('name', code) AS feed").read(None)
+    asked(database, "DELETE FROM stations RETURNING json_object('name', code) AS feed").read(Settings(), None)
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT count(*) FROM stations").fetchone() == (2,)
 
@@ -240,7 +240,7 @@ def test_a_query_without_an_end_is_given_up(database: Path) -> None:
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
     endless = f"{numbers} SELECT 'f' || i AS name, 1 AS weight FROM n"
     with pytest.raises(CatalogUnavailable, match=r"not read whole within|more than 100000 entries"):
-        asked(database, endless, timeout_s=0.2).read(None)
+        asked(database, endless, timeout_s=0.2).read(Settings(), None)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_query_without_an_end_is_given_up(database: Path) -> None:
 )
 def test_a_database_that_is_away_is_said_without_its_password(url: str) -> None:
     with pytest.raises(CatalogUnavailable) as raised:
-        opened(kind="sql", url=url, query="SELECT 1", timeout_s=1).read(None)
+        opened(kind="sql", url=url, query="SELECT 1", timeout_s=1).read(Settings(), None)
     assert "hunter2" not in str(raised.value)
     assert ("nothing listens there" in str(raised.value)) is ("127.0.0.1" in url)
 
@@ -301,7 +301,7 @@ def station(code: str) -> dict[str, Any]:
     return {"code": code, "enabled": True, "source": {"url": f"tcp://{code}:1"}}
 
 
-def asked_of_mongodb(url: str, stations: Stations, **options: Any) -> OpenCatalog:
+def asked_of_mongodb(url: str, stations: Stations, **options: Any) -> FeedCatalog:
     given = {
         "kind": "mongodb",
         "url": url,
@@ -337,7 +337,9 @@ def test_what_json_does_not_have_becomes_text_or_a_problem(url: str, stations: S
 
 def test_a_server_that_is_away_is_said_without_its_password(stations: Stations) -> None:
     with pytest.raises(CatalogUnavailable, match=r"collection crm\.stations") as raised:
-        asked_of_mongodb("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(None)
+        asked_of_mongodb("mongodb://user:hunter2@127.0.0.1:1/", stations, timeout_s="0.5").read(
+            Settings(), None
+        )
     assert "hunter2" not in str(raised.value)
 
 
@@ -378,7 +380,7 @@ def row_of(code: str, **more: Any) -> dict[str, Any]:
     return {"code": code, "link": {"url": f"tcp://{code}:1"}, "enabled": True, **more}
 
 
-def asked_of_dynamodb(dynamodb_url: str, table: str, **options: str) -> OpenCatalog:
+def asked_of_dynamodb(dynamodb_url: str, table: str, **options: str) -> FeedCatalog:
     given = {"kind": "dynamodb", "table": table, "region": REGION, "endpoint_url": dynamodb_url, "keys": KEYS}
     return opened(**given | options)
 
@@ -422,10 +424,10 @@ def test_numbers_and_sets_are_plain_and_bytes_are_a_problem(dynamodb_url: str, s
 
 def test_a_server_that_is_away_and_a_table_that_is_not_there_are_said(dynamodb_url: str) -> None:
     with pytest.raises(CatalogUnavailable, match=r"table nowhere: Could not connect") as raised:
-        asked_of_dynamodb("http://127.0.0.1:1", "nowhere", timeout_s="5").read(None)
+        asked_of_dynamodb("http://127.0.0.1:1", "nowhere", timeout_s="5").read(Settings(), None)
     assert "hunter2" not in str(raised.value)
     with pytest.raises(CatalogUnavailable, match=r"table nowhere: .*ResourceNotFound"):
-        asked_of_dynamodb(dynamodb_url, "nowhere").read(None)
+        asked_of_dynamodb(dynamodb_url, "nowhere").read(Settings(), None)
 
 
 @pytest.mark.parametrize("address", ["http://db.example", "ftp://127.0.0.1", "db.example"])

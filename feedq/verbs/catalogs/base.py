@@ -12,7 +12,6 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from functools import singledispatch
@@ -80,34 +79,25 @@ class FeedCatalog(StrictModel):
         would have its feed removed. No single wait may be longer than ``timeout_s``.
         """
 
-
-@dataclass(frozen=True, slots=True)
-class OpenCatalog:
-    """A catalog of the settings, ready to be read."""
-
-    name: str
-    catalog: FeedCatalog
-    settings: Settings
-
-    def read(self, known: str | None) -> tuple[Manifest, str] | None:
+    def read(self, settings: Settings, known: str | None) -> tuple[Manifest, str] | None:
         """Everything that the catalog has, and its version; or None when that is still the version ``known``.
 
         The version differs when contents, kind or options do, but for secrets, and with each release. Raises
         `CatalogUnavailable` when the catalog cannot be read whole, within its time and bounds.
         """
         try:
-            parts = list(self._parts())
-        except self.catalog.errors as error:
+            parts = list(self._parts(settings))
+        except self.errors as error:
             said = with_remedy(driver_text(error), setting="its url")
-            raise CatalogUnavailable(f"{self.catalog.where}: {mask_url(said)}") from None
-        setup = f"{__version__} {type(self.catalog).__name__} {self.catalog.model_dump_json()}"
+            raise CatalogUnavailable(f"{self.where}: {mask_url(said)}") from None
+        setup = f"{__version__} {type(self).__name__} {self.model_dump_json()}"
         # Rows come in any order.
         version = hashlib.sha256(
             b"\0".join((setup.encode(), *sorted(raw for _, raw, _ in parts)))
         ).hexdigest()
         if version == known:
             return None
-        reader = ManifestReader(known=("feeds",), defaults=self.catalog.defaults)
+        reader = ManifestReader(known=("feeds",), defaults=self.defaults)
         for place, raw, content in parts:
             if isinstance(content, ValueError):
                 reader.problems.append(ManifestProblem(place, str(content)))
@@ -120,10 +110,10 @@ class OpenCatalog:
             raise self._too_large()
         return found, version
 
-    def _parts(self) -> Iterator[tuple[str, bytes, Content]]:
+    def _parts(self, settings: Settings) -> Iterator[tuple[str, bytes, Content]]:
         """The contents, each as bytes as well. Raises `CatalogUnavailable` beyond the bounds."""
-        until, left = monotonic() + self.catalog.timeout_s, BYTES_MAX
-        for number, (place, content) in enumerate(self.catalog.contents(self.settings), 1):
+        until, left = monotonic() + self.timeout_s, BYTES_MAX
+        for number, (place, content) in enumerate(self.contents(settings), 1):
             if isinstance(content, Mapping):
                 content = _feed(content)
             raw = (
@@ -135,17 +125,15 @@ class OpenCatalog:
             if left < 0 or number > ENTRIES_MAX:
                 raise self._too_large()
             if monotonic() > until:
-                late = f"not read whole within {self.catalog.timeout_s:g} s (timeout_s)"
-                raise CatalogUnavailable(f"{self.catalog.where}: {late}")
+                late = f"not read whole within {self.timeout_s:g} s (timeout_s)"
+                raise CatalogUnavailable(f"{self.where}: {late}")
             yield place, raw, content
 
     def _too_large(self) -> CatalogUnavailable:
-        return CatalogUnavailable(
-            f"{self.catalog.where}: has more than {ENTRIES_MAX} entries or {BYTES_MAX} bytes"
-        )
+        return CatalogUnavailable(f"{self.where}: has more than {ENTRIES_MAX} entries or {BYTES_MAX} bytes")
 
 
-def open_catalog(name: str, settings: Settings) -> OpenCatalog:
+def open_catalog(name: str, settings: Settings) -> FeedCatalog:
     """Find a catalog in the settings. Raises `NotFound`, or `InvalidInput` with each option that is wrong."""
     given = dict(settings.catalogs.get(name, {}))
     if not given:
@@ -155,7 +143,7 @@ def open_catalog(name: str, settings: Settings) -> OpenCatalog:
             f"no catalog {name!r} here: set {variable}__KIND and its options (set up are: {known})"
         )
     kind = str(given.pop("kind", ""))
-    return OpenCatalog(name, valid_options(f"catalog {name!r}: {kind}", load_catalog(kind), given), settings)
+    return valid_options(f"catalog {name!r}: {kind}", load_catalog(kind), given)
 
 
 def load_catalog(kind: str) -> type[FeedCatalog]:

@@ -74,12 +74,12 @@ def sync_catalog(
     remove unusually many is refused without it. ``take_over`` also takes feeds that others declared under names
     that it has.
     """
-    catalogs, feeds, opened = at.store.catalogs, at.store.feeds, open_catalog(name, at.settings)
+    catalogs, feeds, catalog = at.store.catalogs, at.store.feeds, open_catalog(name, at.settings)
     with nullcontext() if dry_run else catalogs.exclusively(name):
         version, state = catalogs.last(name)
         state_now = catalogs.owned_state(name)
         # A feed that somebody has changed is to be as the catalog says.
-        read = opened.read(version if state == state_now and not take_over else None)
+        read = catalog.read(at.settings, version if state == state_now and not take_over else None)
         if read is None:
             count = int(state_now.partition("/")[0])
             return Synced(name, declared_answer(BulkResult(), count, dry_run=dry_run), is_same=True)
@@ -89,7 +89,7 @@ def sync_catalog(
         others = {one.name: one for one in feeds.declared(names=names) if one.catalog != name}
         taken = others if take_over else {}
         planned = _planned(name, manifest, owned, others, taken)
-        share_max = opened.catalog.removals_max
+        share_max = catalog.removals_max
         check_removals(name, planned.removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
         changes = planned.changes
         result: BulkResult[Change, Any] = BulkResult([(change, None) for change in changes])
