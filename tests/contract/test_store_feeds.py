@@ -37,6 +37,21 @@ def test_a_declaration_is_read_back_as_it_was_written(harness: Harness) -> None:
     assert harness.store.feeds.get(declared.name) == feed
 
 
+def test_columns_keep_the_order_of_the_manifest(harness: Harness) -> None:
+    names = ["title", "id", "a_longer_one", "b"]
+    declared = spec(sink={"table": "t", "create": True, "columns": {name: f"/{name}" for name in names}})
+    added = harness.store.feeds.add(declared)
+    assert list(added.spec.sink["columns"]) == names
+    assert list(harness.store.feeds.get(added.name).spec.sink["columns"]) == names
+    worker = harness.worker()
+    harness.run(added, worker)
+    turned = {name: f"/{name}" for name in reversed(names)}
+    harness.store.feeds.edit(declared.model_copy(update={"sink": {**declared.sink, "columns": turned}}))
+    harness.reconcile()
+    # The table is there: another order alone is no reason to connect anew.
+    assert harness.store.leases.stop_requests(worker.id) == []
+
+
 @pytest.mark.parametrize("verb", ["get", "view", "events", "restart", "remove"])
 def test_an_unknown_name_is_not_found_and_named(harness: Harness, verb: str) -> None:
     with pytest.raises(NotFound, match="acme/typo"):

@@ -46,7 +46,7 @@ BEGIN
         SELECT name, tenant, connector, source, sink, labels, selector, weight, process,
             target_state, initial_cursor, expect, of_catalog, parent, backfill, false
         FROM json_to_recordset(declared) AS given (
-            name text, tenant text, connector text, source jsonb, sink jsonb, labels jsonb, selector jsonb,
+            name text, tenant text, connector text, source jsonb, sink json, labels jsonb, selector jsonb,
             weight float8, process text, target_state text, initial_cursor jsonb, expect jsonb, parent bigint,
             backfill jsonb)
         ORDER BY name
@@ -93,12 +93,12 @@ BEGIN
         SELECT f FROM feedq.feed f WHERE name = ANY (names) AND removed_at IS NULL ORDER BY id FOR UPDATE
     ), compared AS (
         SELECT given.*, f, coalesce(of_catalog, (f).catalog) AS its_catalog,
-            ((f).tenant, (f).connector, (f).source, (f).sink, (f).labels, (f).selector, (f).weight,
+            ((f).tenant, (f).connector, (f).source, (f).sink::jsonb, (f).labels, (f).selector, (f).weight,
                 (f).process, (f).target_state, (f).initial_cursor, (f).expect) IS DISTINCT FROM
-            (given.tenant, given.connector, given.source, given.sink, given.labels, given.selector, given.weight,
-                given.process, given.target_state, given.initial_cursor, given.expect) AS differs
+            (given.tenant, given.connector, given.source, given.sink::jsonb, given.labels, given.selector,
+                given.weight, given.process, given.target_state, given.initial_cursor, given.expect) AS differs
         FROM json_to_recordset(declared) AS given (
-            name text, tenant text, connector text, source jsonb, sink jsonb, labels jsonb, selector jsonb,
+            name text, tenant text, connector text, source jsonb, sink json, labels jsonb, selector jsonb,
             weight float8, process text, target_state text, initial_cursor jsonb, expect jsonb,
             id bigint, generation int, takes_over boolean, detail jsonb)
         LEFT JOIN locked ON (f).name = given.name

@@ -42,7 +42,8 @@ CREATE TABLE feedq.feed (
     tenant text NOT NULL DEFAULT '',
     connector text NOT NULL,
     source jsonb NOT NULL,
-    sink jsonb NOT NULL,
+    -- Not jsonb, which sorts the names of columns: a table is made in the order of the manifest.
+    sink json NOT NULL,
     labels jsonb NOT NULL DEFAULT '{}',
     weight double precision NOT NULL DEFAULT 1 CONSTRAINT feed_weight CHECK (weight > 0),
     process text NOT NULL DEFAULT 'shared' CONSTRAINT feed_process CHECK (process IN ('shared', 'own')),
@@ -85,9 +86,9 @@ CREATE INDEX feed_parent ON feedq.feed (parent) WHERE parent IS NOT NULL;
 -- nothing else asks for a restart.
 CREATE FUNCTION feedq.follow_edit() RETURNS trigger LANGUAGE plpgsql AS $body$
 DECLARE
-    is_another constant boolean := (NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.selector,
+    is_another constant boolean := (NEW.tenant, NEW.connector, NEW.source, NEW.sink::jsonb, NEW.selector,
             NEW.process, NEW.target_state, NEW.initial_cursor, NEW.expect -> 'max_event_lag')
-        IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.selector,
+        IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink::jsonb, OLD.selector,
             OLD.process, OLD.target_state, OLD.initial_cursor, OLD.expect -> 'max_event_lag');
     is_edited constant boolean := is_another
         OR (NEW.labels, NEW.weight, NEW.expect) IS DISTINCT FROM (OLD.labels, OLD.weight, OLD.expect);
@@ -104,9 +105,9 @@ BEGIN
 END $body$;
 CREATE TRIGGER feed_edited BEFORE UPDATE OF tenant, connector, source, sink, labels, weight, process, target_state,
     generation, removed_at, selector, initial_cursor, expect ON feedq.feed FOR EACH ROW
-    WHEN ((NEW.tenant, NEW.connector, NEW.source, NEW.sink, NEW.labels, NEW.weight, NEW.process,
+    WHEN ((NEW.tenant, NEW.connector, NEW.source, NEW.sink::jsonb, NEW.labels, NEW.weight, NEW.process,
             NEW.target_state, NEW.generation, NEW.removed_at IS NULL, NEW.selector, NEW.initial_cursor, NEW.expect)
-        IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink, OLD.labels, OLD.weight,
+        IS DISTINCT FROM (OLD.tenant, OLD.connector, OLD.source, OLD.sink::jsonb, OLD.labels, OLD.weight,
             OLD.process, OLD.target_state, OLD.generation, OLD.removed_at IS NULL, OLD.selector, OLD.initial_cursor,
             OLD.expect))
     EXECUTE FUNCTION feedq.follow_edit();
@@ -121,7 +122,7 @@ BEGIN
             selector = NEW.selector, target_state = NEW.target_state, sink = NEW.sink,
             source = NEW.source || jsonb_build_object('limits', f.source -> 'limits'),
             removed_at = CASE WHEN NEW.removed_at IS NOT NULL OR NEW.connector <> f.connector
-                    OR coalesce(NEW.sink -> 'key', '[]') = '[]' THEN feedq.clock() END,
+                    OR coalesce(NEW.sink::jsonb -> 'key', '[]') = '[]' THEN feedq.clock() END,
             generation = f.generation + 1, updated_at = feedq.clock()
         WHERE f.parent = NEW.id AND f.removed_at IS NULL
         RETURNING f.removed_at
