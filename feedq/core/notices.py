@@ -11,18 +11,18 @@ from typing import Final
 
 FIELD: Final = "field:"
 ADDED: Final = ", added"
-"""After the type of a field that has a column by now."""
+"""After the type of a field that has a column by now. After that of a field that can have none is why."""
 NOTICES_MAX: Final = 100
 """Of one feed in one process."""
 NOTICE_CHARS_MAX: Final = 500
 
 
 def new_fields(noticed: Mapping[str, str] | None) -> dict[str, str]:
-    """The types of the fields that no column takes, by their names."""
+    """The types of the fields that no column takes, though one could, by their names."""
     return {
         key.removeprefix(FIELD): said
         for key, said in (noticed or {}).items()
-        if key.startswith(FIELD) and not said.endswith(ADDED)
+        if key.startswith(FIELD) and ", " not in said
     }
 
 
@@ -34,7 +34,9 @@ def notice_sentences(noticed: Mapping[str, str] | None) -> list[str]:
 def _sentence(key: str, said: str) -> str:
     if not key.startswith(FIELD):
         return said
-    name, kind = key.removeprefix(FIELD), said.removesuffix(ADDED)
-    if said != kind:
+    name, (kind, _, why) = key.removeprefix(FIELD), said.partition(", ")
+    if said.endswith(ADDED):
         return f"the column {name!r} ({kind}) was added"
+    if why:
+        return f"no column can take the field {name!r} ({kind}) of the records: {why}"
     return f"no column takes the field {name!r} ({kind}) of the records"

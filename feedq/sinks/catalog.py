@@ -149,7 +149,12 @@ class Catalog(ABC):
         shape = self.describe([target]).get(target)
         if shape is None:
             raise InvalidInput(f"table {target.table!r} does not exist: run the feed, or create it")
-        lacking = {name: type_ for name, type_ in columns.items() if name not in shape.columns}
+        lacking: dict[str, ColumnType] = {}
+        known = set(map(self._session.folded, shape.columns))
+        for name, type_ in columns.items():
+            if (folded := self._session.folded(name)) not in known and not self.column_fault(shape, name):
+                lacking[name] = type_
+                known.add(folded)
         filled = len(written_columns(target, shape.columns)) - len(target.columns)
         if filled + len(lacking) > FILLED_MAX:
             raise InvalidInput(
@@ -159,6 +164,7 @@ class Catalog(ABC):
         session = self._session
         statements = added_columns(session.connection.dialect, shape, lacking)
         session.set_lock_timeout(ALTERATION_LOCK_TIMEOUT_S)
+        refusal: InvalidInput | None = None
         for name, statement in () if dry_run else statements.items():
             try:
                 session.begin()
@@ -172,17 +178,33 @@ class Catalog(ABC):
                     continue
                 if there is None or session.scope(error) is not ErrorScope.TARGET:
                     raise
-                raise InvalidInput(
+                refusal = InvalidInput(
                     f"table {target.table!r}: {session.explain(error)}; have its owner run {statement}"
-                ) from error
+                )
+        if refusal is not None:
+            raise refusal
         return list(statements.values())
 
     def is_yet_to_be_made(self, target: Target) -> bool:
         """Whether this is a target whose table the first fence will make."""
         return target.is_made and not (self.misdeclared(target) or self.describe([target]))
 
+    def column_fault(self, shape: TableShape, name: str) -> str | None:
+        """Why no column of a table can have this name; None when one can, or has."""
+        folded = self._session.folded
+        if name not in shape.columns and folded(name) in map(folded, shape.columns):
+            return "to the database it is the name of another column"
+        return "not every driver takes a % in a name" if "%" in name else self._session.name_fault(name)
+
     def misdeclared(self, target: Target) -> str | None:
         """What is wrong with the target whatever the database holds; None when nothing is."""
+        named: dict[str, str] = {}
+        for source in target.columns:
+            if why := self._session.name_fault(source.column):
+                return f"sink.columns: column {source.column!r}: {why}"
+            other = named.setdefault(self._session.folded(source.column), source.column)
+            if other != source.column:
+                return f"sink.columns: {other!r} and {source.column!r} are one column to this database"
         return misdeclared(target, self.why_reserved)
 
     def why_reserved(self, table: TableName) -> str | None:

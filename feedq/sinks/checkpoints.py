@@ -11,7 +11,6 @@ checkpoint is lost, and the feed has to be fenced anew.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,7 +20,7 @@ from feedq.connectors.base import ConnectorOptions
 from feedq.core.model import JSON
 from feedq.core.remedies import command
 from feedq.errors import Conflict, InvalidInput
-from feedq.records.framing import CURSOR_BYTES_MAX
+from feedq.records.framing import CURSOR_BYTES_MAX, ESCAPED_NUL
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,
@@ -35,7 +34,6 @@ from feedq.sinks.base import (
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 # Escaped down to ASCII: whatever JSON can say comes back as it was, from a text column of any character set.
 _encode_ascii: Final = json.JSONEncoder(allow_nan=False).encode
-_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def cursor_text(cursor: JSON) -> str | None:
@@ -50,10 +48,10 @@ def cursor_text(cursor: JSON) -> str | None:
         return str(cursor)
     try:
         text = _encode(cursor)
-        text.encode()
+        encoded = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the cursor cannot be kept: {error}") from None
-    if "\\u0000" in text and _NUL.search(text):
+    if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded):
         raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character in jsonb")
     return text
 

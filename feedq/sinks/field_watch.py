@@ -6,7 +6,7 @@ single call of msgspec, which decodes nothing and stops at the first member that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from time import monotonic
 from typing import Any, Final
@@ -20,8 +20,8 @@ from feedq.sinks.mapping import ColumnType, type_of
 
 FIELDS_MAX: Final = 50
 """Fields of one feed that are told: a source that makes up names for ever is noticed by as many."""
-NAME_BYTES_MAX: Final = 63
-"""As columns of PostgreSQL have at most. A longer name is told cut, and never becomes a column."""
+SHOWN_CHARS_MAX: Final = 15
+"""Of a name that is no name for a column, and may have any length."""
 SAMPLES_MAX: Final = 100
 """Values of a field that say its type."""
 LOOK_AGAIN_S: Final = 10.0
@@ -35,12 +35,15 @@ class FieldWatch:
     """Remembers the fields of one feed that no column takes. For the writer's threads; `news` from any."""
 
     def __init__(self) -> None:
-        self._found: dict[str, ColumnType] = {}
+        self._found: dict[str, ColumnType | None] = {}
+        """None for a field that can have no column."""
         self._news: dict[str, str] = {}
         self._again_at = 0.0
 
-    def look(self, batches: Sequence[Batch], taken: frozenset[str]) -> bool:
-        """Look for fields besides those that are ``taken``; returns whether there are any that are new."""
+    def look(
+        self, batches: Sequence[Batch], taken: frozenset[str], fault: Callable[[str], str | None]
+    ) -> None:
+        """Look for fields besides those that are ``taken``. ``fault`` says why a field can have no column."""
         samples: dict[str, list[Any]] = {}
         room = FIELDS_MAX - len(self._found)
         for fields in _strangers(batches, taken.union(self._found)) if room > 0 else ():
@@ -49,14 +52,14 @@ class FieldWatch:
                     samples.setdefault(name, []).append(value)
             if len(next(iter(samples.values()))) >= SAMPLES_MAX:
                 break
-        found = {name: type_of(values) for name, values in samples.items()}
-        self._found |= found
-        self._news |= {FIELD + _shown(name): type_.value for name, type_ in found.items()}
-        return bool(found)
+        for name, values in samples.items():
+            type_, why = type_of(values), fault(name)
+            self._found[name] = None if why else type_
+            self._news[FIELD + (_shown(name) if why else name)] = f"{type_}, {why}" if why else type_.value
 
     def lacking(self, taken: Collection[str]) -> dict[str, ColumnType]:
         """The fields that can be columns, and are none yet."""
-        return {name: type_ for name, type_ in self._found.items() if name not in taken and _can_be(name)}
+        return {name: type_ for name, type_ in self._found.items() if type_ and name not in taken}
 
     def is_due(self) -> bool:
         """Whether the table should be looked at again."""
@@ -69,7 +72,8 @@ class FieldWatch:
     def has_come(self, taken: Collection[str]) -> None:
         """Take in what columns the table has by now."""
         for name in [name for name in self._found if name in taken]:
-            self._news[FIELD + name] = self._found.pop(name).value + ADDED
+            if (type_ := self._found.pop(name)) is not None:
+                self._news[FIELD + name] = type_.value + ADDED
 
     def tell_fault(self, why: str) -> None:
         """Tell why columns cannot be added."""
@@ -82,11 +86,8 @@ class FieldWatch:
 
 
 def _shown(name: str) -> str:
-    return name if len(name.encode()) <= NAME_BYTES_MAX else name[: NAME_BYTES_MAX // 4] + "…"
-
-
-def _can_be(name: str) -> bool:
-    return 0 < len(name.encode()) <= NAME_BYTES_MAX and "\0" not in name
+    shown = name.replace("\0", "")
+    return shown if len(shown) <= SHOWN_CHARS_MAX else shown[:SHOWN_CHARS_MAX] + "…"
 
 
 def _strangers(batches: Sequence[Batch], known: frozenset[str]) -> Iterator[Mapping[str, Any]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -139,11 +140,12 @@ class GroupCommit:
 
     def _watch_fields(self, target: Target, writes: Sequence[FeedWrite]) -> dict[Target, str]:
         """Look for fields that no column takes. Returns the target, if it cannot work any more, and why."""
-        taken = self._catalog.plan(target).taken
+        plan = self._catalog.plan(target)
+        taken = plan.taken
         watched = [(write, write.watch) for write in writes if write.watch is not None]
         for write, watch in watched:
             watch.has_come(taken)
-            watch.look(write.batches, taken)
+            watch.look(write.batches, taken, partial(self._catalog.column_fault, plan.shape))
         if target.drift is not Drift.ADD:
             return {}
         lacking = {name: type_ for _, watch in watched for name, type_ in watch.lacking(taken).items()}

@@ -35,7 +35,7 @@ from feedq.sinks.session import (
     number_after,
     worker_of,
 )
-from feedq.sinks.target_table import TableName, TableShape
+from feedq.sinks.target_table import NAME_BYTES_MAX, TableName, TableShape
 
 Statement = str | sql.Composable
 
@@ -201,6 +201,8 @@ class PostgresSinkSession(SinkSession):
     """All feeds wait that long, once, before those of a locked table are postponed; a lock held for less costs
     nobody a second transaction."""
     brief_lock_timeout_s = 0.02
+    name_bytes_max = NAME_BYTES_MAX
+    own_names = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
     cursor_text = staticmethod(cursor_text)
     _driver: Any = None
     """psycopg2's connection."""

@@ -89,6 +89,10 @@ class SinkSession(ABC):
     """Whether a transaction that writes locks all that there is: then a lock in the way is in everybody's."""
     lock_timeout_s: ClassVar[float] = 1.0
     """For a checkpoint or a table that somebody has locked, before its feeds are postponed."""
+    name_bytes_max: ClassVar[int] = 255
+    """Of a column, where the database has no bound of its own, so that people can still read it."""
+    own_names: ClassVar[Collection[str]] = ()
+    """Names of columns that the database keeps in every table itself."""
     cursor_text: Callable[[JSON], str | None] = staticmethod(ascii_text)
     """A cursor as the database takes it. Raises `ValueError` for one that cannot be kept."""
     brief_lock_timeout_s: ClassVar[float] = 0.0
@@ -143,6 +147,20 @@ class SinkSession(ABC):
 
     def set_statement_timeout(self, seconds: float) -> None:  # noqa: B027 - not every server can
         """Bound every statement from here on, where the server can; a COMMIT is none."""
+
+    @classmethod
+    def name_fault(cls, name: str) -> str | None:
+        """Why no column can have this name; None when one can."""
+        if not name or "\0" in name:
+            return "its name is empty, or has a NUL"
+        if len(name.encode()) > cls.name_bytes_max:
+            return f"its name is longer than {cls.name_bytes_max} bytes"
+        return "the database has a column of that name itself" if name in cls.own_names else None
+
+    @classmethod
+    def folded(cls, name: str) -> str:
+        """The name of a column as the database compares it with others."""
+        return name
 
     def unkeepable(self, write: FeedWrite) -> str | None:
         """Why nothing of a write can be kept, be it as a dead letter; None when it can."""

@@ -37,7 +37,6 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
 
-from feedq.errors import InvalidInput
 from feedq.sinks.base import Target
 from feedq.sinks.mapping import ColumnSource, ColumnType, Origin
 from feedq.sinks.target_table import TableName, TableShape
@@ -206,12 +205,10 @@ def _type_of(source: ColumnSource, target: Target) -> ColumnType:
 
 
 def added_columns(dialect: Dialect, shape: TableShape, columns: Mapping[str, ColumnType]) -> dict[str, str]:
-    """The statements that add columns to a table, by their names. Raises `InvalidInput`."""
+    """The statements that add columns to a table, by their names."""
     table = dialect.identifier_preparer.format_table(Table(shape.name, MetaData(), schema=shape.schema))
     statements = {}
     for name, type_ in columns.items():
-        if "%" in name:
-            raise InvalidInput(f"column {name!r}: not every driver takes a % in a name; add it by hand")
         column = CreateColumn(Column(name, MADE_TYPES[type_])).compile(dialect=dialect)
         statements[name] = f"ALTER TABLE {table} ADD COLUMN {column}"
     return statements

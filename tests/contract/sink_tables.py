@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol
 
@@ -14,7 +15,7 @@ import pytest
 
 from feedq.core.model import Batch
 from feedq.records.csvtext import CsvFormat
-from feedq.sinks.base import FeedWrite, OnConflict, Target
+from feedq.sinks.base import FeedWrite, OnConflict, Target, Unusable
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
 from tests.contract.sink_stage import (
     PATIENCE_S,
@@ -379,6 +380,30 @@ class SinkTables:
         ((symbol, price, paid, at, feed),) = harness.query("SELECT * FROM prices")
         assert (symbol, price, bool(paid), feed) == ("A", 2.5, True, "feed/1")
         assert moment(at) == datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
+
+    def test_a_table_has_its_columns_in_the_order_of_the_manifest(self, harness: TableHarness) -> None:
+        names = ["title", "id", "a_longer_one", "b"]
+        target = Target("ordered", "json", sources_of({name: f"/{name}" for name in names}), create=True)
+        sink = harness.sink()
+        fence(sink, 1, 1, target)
+        record = b'{"b": "4", "a_longer_one": "3", "id": "2", "title": "1"}'
+        sink.write([write(1, 1, batch(record), target=target)])
+        assert harness.query("SELECT * FROM ordered") == [("1", "2", "3", "4")]
+
+    @pytest.mark.parametrize("name", ["x" * 300, ""])
+    def test_a_column_that_no_table_can_have_is_refused_before_one_is_made(
+        self, harness: TableHarness, name: str
+    ) -> None:
+        target = Target("never", "json", sources_of({"a": "/a", name: "/b"}), create=True)
+        sink = harness.sink()
+        why = sink.check(target)
+        assert why is not None
+        assert why.startswith("sink.columns: column ")
+        (outcome,) = sink.fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
+        assert isinstance(outcome, Unusable)
+        assert outcome.error == why
+        there = replace(target, create=False, columns=target.columns[:1])
+        assert "does not exist" in (sink.check(there) or "")
 
     def test_a_default_table_that_is_taken_away_comes_back_with_the_next_fence_only(
         self, harness: TableHarness

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from feedq.core.model import Batch
+from feedq.core.notices import new_fields, notice_sentences
 from feedq.errors import InvalidInput
 from feedq.local.postgres import Postgres
 from feedq.sinks import field_watch
@@ -124,7 +125,7 @@ def test_whoever_writes_adds_columns_where_that_is_set_and_nothing_is_lost(
     harness: PostgresSinkHarness | SqliteHarness,
 ) -> None:
     feeds = [DriftingFeed(harness, Drift.ADD, number=n, adds_columns=True) for n in (1, 2)]
-    long = "x" * 64
+    long = "x" * 300
     run_together(
         *(
             lambda feed=feed: feed.write(lines(order(feed.number, price=1.5, **{ODD: "x", long: 1})))
@@ -135,12 +136,32 @@ def test_whoever_writes_adds_columns_where_that_is_set_and_nothing_is_lost(
     assert feeds[0].rows(f'seq, price, "{quoted}"') == [(1, 1.5, "x"), (2, 1.5, "x")]
     for feed in feeds:
         told = feed.watch.news()
-        assert told.pop(f"field:{long[:15]}…") == "bigint"
+        assert told.pop(f"field:{long[:15]}…").startswith("bigint, its name is longer than ")
         assert told == {"field:price": "numeric, added", f"field:{ODD}": "text, added"}
     # A successor, after the end came between the column and its first record.
     again = DriftingFeed(harness, Drift.ADD, number=3, adds_columns=True)
     again.write(lines(order(3, price=3)))
     assert (again.rows("seq, price")[-1], again.watch.news()) == ((3, 3), {})
+
+
+def test_a_name_that_no_column_can_have_is_told_and_stops_no_other(
+    harness: PostgresSinkHarness | SqliteHarness,
+) -> None:
+    feed = DriftingFeed(harness, Drift.ADD, adds_columns=True)
+    is_sqlite = isinstance(harness, SqliteHarness)
+    long = "x" * (300 if is_sqlite else 64)
+    odd = {"": 1, long: 2, "a%b": 3} | ({} if is_sqlite else {"ctid": 4, "xmin": 5})
+    feed.write(lines(order(1, **odd, price=1), order(2, Price=2, SEQ=3)))
+    assert feed.rows("seq, price")[0] == (1, 1)
+    # To SQLite, Price and price are one name.
+    assert len(feed.rows()[0]) == (3 if is_sqlite else 5)
+    told = feed.watch.news()
+    assert FAULT not in told
+    assert "longer than" in told.pop(f"field:{long[:15]}…")
+    assert "no column can take the field" in notice_sentences({"field:": told["field:"]})[0]
+    # Nobody proposes a column for them either.
+    wanted = {name: ColumnType(type_) for name, type_ in new_fields(told).items()}
+    assert feed.sink.add_columns(feed.target, wanted) == []
 
 
 def test_columns_that_cannot_be_added_are_told_and_hold_up_nothing(

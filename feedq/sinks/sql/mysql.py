@@ -44,6 +44,8 @@ STRICT: Final = (
 NO_SUCH_SESSION: Final = 1094
 NO_SUCH_TABLE: Final = 1146
 NUMBERING: Final = re.compile(r" AUTO_INCREMENT=\d+")
+NAME_CHARACTERS_MAX: Final = 64
+"""Of a column."""
 SYSTEM_SCHEMAS: Final = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
 STATEMENT_OVERHEAD_BYTES: Final = 64 * 1024
 
@@ -216,6 +218,18 @@ class MySqlSession(SqlSession):
         return True
 
     # -- targets -------------------------------------------------------------------------------------
+
+    @classmethod
+    def name_fault(cls, name: str) -> str | None:
+        if len(name) > NAME_CHARACTERS_MAX:
+            return f"its name is longer than {NAME_CHARACTERS_MAX} characters"
+        if name.endswith(" ") or max(name, default="") > "\uffff":
+            return "its name ends with a space, or has a character that the database has not in names"
+        return super().name_fault(name)
+
+    @classmethod
+    def folded(cls, name: str) -> str:
+        return name.lower()
 
     @classmethod
     def is_system(cls, name: TableName, default_schema: str | None) -> bool:

@@ -92,12 +92,17 @@ class SqliteSession(SqlSession):
         return ()
 
     @classmethod
+    def folded(cls, name: str) -> str:
+        # Of ASCII, and of nothing else.
+        return name.encode().lower().decode()
+
+    @classmethod
     def is_system(cls, name: TableName, default_schema: str | None) -> bool:
         return name.name.casefold().startswith("sqlite_")
 
     def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         # Nothing else tells, though a comment may say so, too.
-        schema = quoted_name(name.schema or "main")
+        schema = self._schema_of(name)
         made_by = self.connection.exec_driver_sql(
             f"SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND name = ?",  # noqa: S608 - quoted
             (name.name,),
@@ -111,8 +116,12 @@ class SqliteSession(SqlSession):
 
     def fingerprint(self, name: TableName) -> Any:
         # Of all tables of the file, which is cheap, and rarely more than needed.
-        schema = quoted_name(name.schema or "main")
+        schema = self._schema_of(name)
         return self.connection.exec_driver_sql(f"PRAGMA {schema}.schema_version").scalar()
+
+    def _schema_of(self, name: TableName) -> str:
+        quote = self.connection.dialect.identifier_preparer.quote_identifier
+        return quote(name.schema or "main")
 
     def own_columns(self, columns: Sequence[ReflectedColumn], primary: Sequence[str]) -> Collection[str]:
         # INTEGER PRIMARY KEY is SQLite's own number of the row.
@@ -135,10 +144,6 @@ class SqliteSession(SqlSession):
         if changed := change(statement.excluded):
             return statement.on_conflict_do_update(index_elements=list(key), set_=changed)
         return statement.on_conflict_do_nothing(index_elements=list(key))
-
-
-def quoted_name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def json_text(value: str) -> Any:
