@@ -238,7 +238,7 @@ class Deadline(Thread):
 
 def end_with_parent(parent: int) -> None:
     """Have the kernel end this process when its parent ends, which had this id when it forked. Where the kernel
-    cannot, a lost lease ends what runs here, half a second later."""
+    cannot, the process of a feed that runs apart looks at its parent by itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -99,17 +99,30 @@ def test_a_worker_that_is_killed_by_somebody_puts_nobody_into_quarantine(place: 
     place.check_each_once()
 
 
-def test_a_feed_with_a_process_of_its_own_goes_elsewhere_when_its_worker_is_killed(
+def owner_of(place: Neighbourhood, name: str) -> str | None:
+    """The worker whose child has the lease of a feed and runs it."""
+    found = place.cluster.sql(
+        "SELECT w.name FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id "
+        "JOIN feedq.worker w ON w.id = l.worker_id WHERE f.name = %s AND l.state = 'running' AND w.queue = ''",
+        (name,),
+    )
+    return found[0]["name"].partition("@")[0] if found else None
+
+
+def test_a_feed_with_a_process_of_its_own_is_moved_and_goes_elsewhere_when_its_worker_is_killed(
     place: Neighbourhood,
 ) -> None:
     place.heal()
     name = "own/01"
     place.cluster.apply([declared(name) | {"process": "own"}])
     place.wait_landing([name])
+    here = owner_of(place, name)
+    elsewhere = next(worker for worker in WORKERS if worker != here)
+    place.cluster.feedq("feed", "move", name, "--to", elsewhere)
+    wait_until(lambda: owner_of(place, name) == elsewhere, limit_s=30, what="it is moved")
+    place.wait_landing([name])
     before = place.lease(name)
-    (owner,) = place.cluster.sql("SELECT name, queue FROM feedq.worker WHERE id = %s", (before["worker_id"],))
-    assert owner["queue"] == "", "its own process has the lease"
-    place.cluster.workers[owner["name"].partition("@")[0]].signal(signal.SIGKILL)
+    place.cluster.workers[elsewhere].signal(signal.SIGKILL)
     wait_until(lambda: place.lease(name)["epoch"] > before["epoch"], limit_s=30, what="another has it")
     place.wait_landing([name, *NEIGHBOURS])
     assert not place.lease(name)["quarantined"]

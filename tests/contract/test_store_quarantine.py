@@ -134,6 +134,16 @@ def test_a_process_of_a_feed_is_drained_with_its_worker(harness: Harness) -> Non
     assert harness.lease(feed).promised_to == elsewhere.id
 
 
+def test_a_feed_that_runs_apart_is_moved_away_from_its_worker_and_not_to_it(harness: Harness) -> None:
+    worker, feed, elsewhere = harness.worker("a"), harness.feed(), harness.worker("b")
+    own = hand_over(harness, worker, harness.run(feed, worker))
+    harness.store.leases.claim(own.id, harness.store.leases.assigned(own.id, limit=1))
+    (refusal,) = harness.store.feeds.move([(feed.name, worker.id)], stop_within_s=30)
+    assert "is there already" in str(refusal)
+    assert harness.store.feeds.move([(feed.name, elsewhere.id)], stop_within_s=30) == [None]
+    assert [request.feed_id for request in harness.store.leases.stop_requests(own.id)] == [feed.id]
+
+
 def test_a_feed_whose_process_was_lost_is_tried_again_later_each_time(harness: Harness) -> None:
     worker, feed = harness.worker("a", ttl_s=10_000), harness.feed()
     loss = Loss("killed", "its process ended with status 3", feed.id, is_certain=True)

@@ -206,12 +206,14 @@ BEGIN
             CASE WHEN f.id IS NULL THEN 'missing' WHEN f.tenant <> of_tenant THEN 'foreign'
                 WHEN l.feed_id IS NULL THEN 'unleased' WHEN f.target_state = 'paused' THEN 'paused'
                 WHEN l.state = 'idle' AND l.reason = 'failed' THEN 'failed'
-                WHEN l.state IN ('assigned', 'running') AND l.worker_id = given.target THEN 'there'
+                WHEN l.state IN ('assigned', 'running')
+                    AND (w.id = given.target OR w.queue = '' AND w.name = t.name) THEN 'there'
                 WHEN l.state = 'stopping' AND l.reason NOT IN ('edited', 'moved', 'drained') THEN 'stopping'
             END AS refusal
         FROM unnest(names, targets) AS given (name, target)
         LEFT JOIN feedq.feed f ON f.name = given.name AND f.removed_at IS NULL AND f.id = ANY (ids)
         LEFT JOIN feedq.lease l ON l.feed_id = f.id
+        LEFT JOIN feedq.worker w ON w.id = l.worker_id LEFT JOIN feedq.worker t ON t.id = given.target
     ), moved AS (
         SELECT * FROM judged WHERE refusal IS NULL
     ), promised AS (
