@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Annotated, ClassVar, Final, Literal
+from zlib import crc32
 
+from paho.mqtt.client import topic_matches_sub
 from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -45,6 +47,9 @@ interval, and short enough to end within the second that a connector has."""
 KEEPALIVE_S_MAX: Final = 60
 TOPIC_BYTES_MAX: Final = 65_535
 SHARED = "$share/"
+IDENTIFIER_MAX: Final = 268_435_455
+TOPICS_KEPT: Final = 1_024
+"""Of which it is remembered what they match."""
 
 _REFUSALS: Final[Mapping[int, str]] = {
     0x84: "source.version",
@@ -152,6 +157,8 @@ class MqttConnector:
             # A session of its own, and no member of a group: the running feed misses nothing.
             self._client_id = f"feedq-trial-{token_hex(8)}"
             self._topics = tuple(dict.fromkeys(map(unshared, options.topics)))
+        self._identifiers = frozenset(map(identifier_of, self._topics))
+        self._first_match = lru_cache(TOPICS_KEPT)(self._match)
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         """Batches until the connection ends: it never ends without an error.
@@ -233,7 +240,11 @@ class MqttConnector:
     async def _subscribe(self, link: MqttLink, known: set[str]) -> None:
         # 3.1.1 sends the retained messages again with each subscription that is there already.
         topics = [topic for topic in self._topics if self._options.version == "5" or topic not in known]
-        if topics:
+        if link.has_identifiers and len(topics) > 1:
+            for topic in topics:
+                check = partial(self._check_granted, [topic])
+                await link.subscribe([topic], check, identifier=identifier_of(topic))
+        elif topics:
             await link.subscribe(topics, partial(self._check_granted, topics))
 
     def _check_granted(self, topics: Sequence[str], granted: Sequence[ReasonCode]) -> None:
@@ -280,16 +291,34 @@ class MqttConnector:
                 taken.failure = oversize(self._location, self._options, size=size, after=None)
                 break
             payload = message.payload
-            if len(payload) > self._options.max_record_bytes:
-                taken.failure = oversize(self._location, self._options, size=len(payload), after=None)
-                break
-            if self._options.envelope:
-                taken.records.append(enclose(about(message), payload))
-            elif payload:
-                taken.records.append(payload)
+            if self._is_wanted(message):
+                if len(payload) > self._options.max_record_bytes:
+                    taken.failure = oversize(self._location, self._options, size=len(payload), after=None)
+                    break
+                if self._options.envelope:
+                    taken.records.append(enclose(about(message), payload))
+                elif payload:
+                    taken.records.append(payload)
             if message.number:
                 taken.receipts.append(message.number)
         return taken
+
+    def _is_wanted(self, message: Message) -> bool:
+        """Whether a message is of a declared topic, and comes by the first of them that it matches.
+
+        A session keeps what an earlier declaration has subscribed to. MQTT 5 brokers may send a message once for
+        each subscription that it matches; what comes by none that is declared waited for the one before it.
+        """
+        first = self._first_match(message.topic)
+        if not first or first.startswith(SHARED) or self._identifiers.isdisjoint(message.subscriptions):
+            return bool(first)
+        return identifier_of(first) in message.subscriptions
+
+    def _match(self, topic: str) -> str:
+        """The first of the declared topic filters that a topic matches; empty if there is none. One that is shared
+        counts only where no other does, since its messages may go to others."""
+        matching = [one for one in self._topics if topic_matches_sub(unshared(one), topic)]
+        return min(matching, key=lambda one: one.startswith(SHARED), default="")
 
 
 def about(message: Message) -> dict[str, JSON]:
@@ -298,6 +327,11 @@ def about(message: Message) -> dict[str, JSON]:
     if message.properties:
         said["properties"] = dict(message.properties)
     return said
+
+
+def identifier_of(topic: str) -> int:
+    """By which the messages of a subscription are known, whatever others there are."""
+    return crc32(topic.encode()) % IDENTIFIER_MAX + 1
 
 
 def unshared(topic: str) -> str:

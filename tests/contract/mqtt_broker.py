@@ -21,6 +21,7 @@ from tests.contract.mqtt_packets import (
     Packets,
     packet,
     text,
+    varint,
 )
 
 
@@ -40,7 +41,9 @@ class ScriptedBroker:
         """The body of each CONNECT."""
         self.acknowledged: list[int] = []
         self._is_5 = is_5
-        self._waiting: dict[int, tuple[bytes, bytes]] = {}
+        self.subscribed: list[tuple[int | None, bytes]] = []
+        """Identifier and topic filters of each SUBSCRIBE."""
+        self._waiting: dict[int, tuple[bytes, bytes, bytes]] = {}
         self._sent: set[int] = set()
         self._number = 0
         self._writer: asyncio.StreamWriter | None = None
@@ -51,11 +54,19 @@ class ScriptedBroker:
             self.port = port
             yield self
 
-    async def publish(self, payloads: Sequence[bytes], *, topic: bytes = b"t", number: int = 0) -> None:
+    async def publish(
+        self,
+        payloads: Sequence[bytes],
+        *,
+        topic: bytes = b"t",
+        number: int = 0,
+        subscriptions: Sequence[int] = (),
+    ) -> None:
         """For the session, with QoS 1, and a packet identifier of the broker's own choice unless one is given."""
+        properties = b"".join(b"\x0b" + varint(one) for one in subscriptions)
         for payload in payloads:
             self._number = number or self._number % 65_535 + 1
-            self._waiting[self._number] = (topic, payload)
+            self._waiting[self._number] = (topic, payload, properties)
             self._sent.discard(self._number)
         self._send_waiting()
         if self._writer is not None:
@@ -92,7 +103,10 @@ class ScriptedBroker:
                 self._send_all()
             self.session_present = True
         elif kind == SUBSCRIBE:
-            asked = self.granted if self.granted is not None else [1] * body.count(b"t/")
+            size = body.count(b"t/")
+            self.subscribed.append(subscription_of(body) if self._is_5 else (None, body[2:]))
+            asked = self.granted[:size] if self.granted is not None else [1] * size
+            self.granted = self.granted and self.granted[size:]
             writer.write(packet(SUBACK, body[:2] + (b"\0" if self._is_5 else b"") + bytes(asked)))
             if self._writer is not writer:
                 self._writer = writer
@@ -121,6 +135,16 @@ class ScriptedBroker:
 
     def _send_message(self, number: int, *, is_again: bool) -> None:
         assert self._writer is not None
-        topic, payload = self._waiting[number]
-        body = text(topic) + struct.pack("!H", number) + (b"\0" if self._is_5 else b"") + payload
+        topic, payload, properties = self._waiting[number]
+        about = varint(len(properties)) + properties if self._is_5 else b""
+        body = text(topic) + struct.pack("!H", number) + about + payload
         self._writer.write(packet(PUBLISH, body, flags=0x02 | (0x08 if is_again else 0)))
+
+
+def subscription_of(body: bytes) -> tuple[int | None, bytes]:
+    """The identifier in a SUBSCRIBE of MQTT 5, and what follows its properties."""
+    size = body[2]
+    properties, topics = body[3 : 3 + size], body[3 + size :]
+    if properties[:1] != b"\x0b":
+        return None, topics
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(properties[1:])), topics

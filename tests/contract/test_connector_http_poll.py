@@ -241,6 +241,14 @@ async def test_a_cursor_in_the_answer_lands_exactly_once() -> None:
     await crash_anywhere(make, range(1, 11), target=target, **source)
 
 
+async def test_an_answer_without_content_holds_no_records() -> None:
+    answers = iter([answer(b""), answer(items(1, next=None)), answer(b"")])
+    async with serving(Api(lambda _: next(answers, answer(items(2))))) as port:
+        source = {**POLL, "interval_s": 0.1, "records": "/items", "next_page": "/next"}
+        feed = Feed(HttpConnector)
+        assert seqs(records_of(await feed.take(2, url(port, "/orders"), **source))) == [1, 2]
+
+
 @pytest.mark.parametrize("end", [None, ""])
 async def test_where_there_is_no_next_cursor_the_last_one_is_asked_with_again(end: JSON) -> None:
     def make() -> Api:

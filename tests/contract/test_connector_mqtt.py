@@ -140,3 +140,64 @@ async def test_an_expiry_and_a_limit_are_told_to_the_broker() -> None:
         assert text("mine") in body
         # The session is taken up, and kept.
         assert body[7] & 0x02 == 0
+
+
+async def test_only_what_is_declared_lands_whatever_the_session_was_subscribed_to() -> None:
+    async with ScriptedBroker().listening() as broker:
+        broker.session_present = True
+        await broker.publish([b"wrong"], topic=b"t/wrong")
+        await broker.publish([b"right"], topic=b"t/right")
+        driver = driver_of(broker.port, topics=["t/right"], envelope=True)
+        assert await driver.read(enough=lambda: bool(driver.records)) is None
+        await until(lambda: len(broker.acknowledged) == 2)
+    (record,) = driver.records
+    assert b'"topic":"t/right"' in record
+
+
+async def test_a_message_of_several_subscriptions_lands_once() -> None:
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port, topics=["t/#", "t/a", "$share/g/t/b"])
+        async with aclosing(driver.open()) as stream:
+            first = asyncio.ensure_future(pull(driver, stream, count=6))
+            await until(lambda: len(broker.subscribed) == 3)
+            number = {topics[2:-1]: number for number, topics in broker.subscribed}
+            every, a, shared = number[b"t/#"], number[b"t/a"], number[b"$share/g/t/b"]
+            assert every and a and shared
+            await broker.publish([b"1"], topic=b"t/a", subscriptions=[every])
+            await broker.publish([b"1 again"], topic=b"t/a", subscriptions=[a])
+            await broker.publish([b"2"], topic=b"t/a", subscriptions=[a, every])
+            await broker.publish([b"3"], topic=b"t/b", subscriptions=[every])
+            await broker.publish([b"3 again"], topic=b"t/b", subscriptions=[shared])
+            # By a subscription of before, and by none at all.
+            await broker.publish([b"4"], topic=b"t/a", subscriptions=[every % 7 + 1])
+            await broker.publish([b"5"], topic=b"t/a")
+            await broker.publish([b"6"], topic=b"t")
+            await first
+    assert driver.records == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+
+async def test_a_shared_subscription_beside_no_other_takes_what_comes_by_it() -> None:
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port, topics=["$share/g/t/#", "$share/h/t/#"])
+        async with aclosing(driver.open()) as stream:
+            first = asyncio.ensure_future(pull(driver, stream, count=2))
+            await until(lambda: len(broker.subscribed) == 2)
+            for number, _ in broker.subscribed:
+                await broker.publish([b"x"], topic=b"t/a", subscriptions=[number or 0])
+            await first
+    assert driver.records == [b"x", b"x"]
+
+
+async def test_the_broker_is_pinged_while_nobody_takes_the_messages() -> None:
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port, idle_timeout_s=2.0, buffer_bytes=1)
+        async with aclosing(driver.open()) as stream:
+            first = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            await broker.until_subscribed()
+            await broker.publish([b"1"])
+            await first
+            await broker.publish([b"2", b"3"])
+            seen = broker.pings
+            await until(lambda: broker.pings >= seen + 3)
+            await pull(driver, stream, count=3)
+    assert driver.records == [b"1", b"2", b"3"]

@@ -224,6 +224,12 @@ def test_what_breaks_off_is_known_to(cut: int) -> None:
     assert gunzip.is_amid
 
 
+@pytest.mark.parametrize("step", [1, 7, 1_000])
+def test_zeros_behind_an_archive_are_passed_over(step: int) -> None:
+    content, gunzip = unpacked(gzip.compress(b"a") + bytes(600) + gzip.compress(b"b") + b"\0", step)
+    assert (content, gunzip.is_amid, gunzip.is_drained) == (b"ab", False, True)
+
+
 def test_what_is_no_gzip_is_told() -> None:
     with pytest.raises(zlib.error):
         unpacked(b"no gzip at all", 100)

@@ -572,6 +572,10 @@ class Gunzip:
         piece = b""
         while not piece and (self._left or self._has_more):
             if self._inflater.eof:
+                # Zeros fill up a block behind an archive.
+                self._left = self._left.lstrip(b"\0")
+                if not self._left:
+                    break
                 self._inflater = zlib.decompressobj(_GZIP)
             piece = self._inflater.decompress(self._left, PIECE_BYTES_MAX)
             self.is_amid = not self._inflater.eof

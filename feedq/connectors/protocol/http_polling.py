@@ -448,6 +448,8 @@ class Poller:
     async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Framed | None]:
         """The records, up to one that cannot land; and if there is one, what a framer would say of it."""
         options = self._options
+        if not body:
+            return (), None
         if options.records == FRAMED:
             framed = await in_turns(options.frame_whole(body))
             if framed is None:
@@ -463,7 +465,7 @@ class Poller:
         if options.format == "json" and _LIST.match(body):
             said = 'the answer is a list, which lands as one row; with source.records: "" each element is a record'
             self._context.on_notice("records", said)
-        return (body,) if body else (), None
+        return (body,), None
 
     async def _elements(self, answer: Answer, body: bytes, pointer: str) -> Elements:
         options = self._options
@@ -489,7 +491,7 @@ class Poller:
     def _next_page(self, answer: Answer, body: bytes, client: HttpClient) -> str:
         """The address of the next page; empty if there is none."""
         pointer = self._options.next_page
-        if pointer is None:
+        if pointer is None or (pointer != LINK and not body):
             return ""
         link = answer.next_link if pointer == LINK else self._link_at(pointer, answer, body)
         if not link:

@@ -53,6 +53,7 @@ PACKET_BYTES_MAX: Final = 4 * 1024
 PROPERTIES_BYTES_MAX: Final = 4 * 1024
 """Of a PUBLISH; paho takes a time for them that grows with their square, half a second for 16 KiB."""
 TOPIC_BYTES_MAX: Final = 64 * 1024
+PINGREQ: Final = b"\xc0\0"
 _PUBLISH: Final = 3
 _FROM_BROKERS: Final = frozenset((2, _PUBLISH, 9, 11, 13, 14))
 """CONNACK, PUBLISH, SUBACK, UNSUBACK, PINGRESP, DISCONNECT: what a broker sends to a client that only subscribes.
@@ -88,6 +89,8 @@ class Message(NamedTuple):
     retain: bool = False
     properties: Sequence[tuple[str, str]] = ()
     """What its publisher says of it; MQTT 5 only."""
+    subscriptions: Sequence[int] = ()
+    """The identifiers of the subscriptions that it comes by; MQTT 5 only."""
     left_out_bytes: int = 0
     """Of a message that was too large to be read: about as many. It is the last one."""
 
@@ -119,6 +122,8 @@ class MqttLink:
         self._socket: PahoSocket
         self._client: _Client
         self._client_id, self._is_5 = "", True
+        self.has_identifiers = False
+        """Whether the broker tells by which subscription a message comes."""
         self._reading: asyncio.Task[None] | None = None
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -126,7 +131,8 @@ class MqttLink:
         self._granted: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._full: asyncio.Future[None] = self._loop.create_future()
-        self._heard_at = self._loop.time()
+        self._keepalive_s = 0
+        self._heard_at = self._pinged_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -142,6 +148,7 @@ class MqttLink:
             SourceUnavailable: the connection is lost before there is an answer.
         """
         self._client_id, self._is_5 = login.client_id, login.version == "5"
+        self._keepalive_s = login.keepalive_s
         packet_filter = PacketFilter(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
         self._socket = PahoSocket(self._connection, packet_filter)
         client = self._client = _Client(
@@ -170,8 +177,15 @@ class MqttLink:
             raise self.inbox.failure
         return self._accepted.result()
 
-    async def subscribe(self, topics: Sequence[str], check: Callable[[Sequence[ReasonCode]], None]) -> None:
-        """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection.
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        check: Callable[[Sequence[ReasonCode]], None],
+        *,
+        identifier: int | None = None,
+    ) -> None:
+        """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection. Messages
+        have the ``identifier``, where `has_identifiers`.
 
         A broker may send all that has waited for the session before it answers: when that fills the inbox, the
         answer is checked when it comes.
@@ -182,7 +196,11 @@ class MqttLink:
             how = SubscribeOptions(
                 qos=1, retainAsPublished=True, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
             )
-            _, number = self._client.subscribe([(topic, how) for topic in topics])
+            said = None
+            if identifier is not None:
+                said = Properties(PacketTypes.SUBSCRIBE)
+                said.SubscriptionIdentifier = identifier
+            _, number = self._client.subscribe([(topic, how) for topic in topics], properties=said)
         else:
             _, number = self._client.subscribe([(topic, 1) for topic in topics])
         if number is not None:  # None: the connection was lost
@@ -289,7 +307,20 @@ class MqttLink:
                 self._end(self._silent())
                 return
             self._step(self._client.loop_misc)
+        else:
+            self._ping()
         self._timer = self._loop.call_later(min(TICK_S, self._idle_timeout_s / 4 or TICK_S), self._tick)
+
+    def _ping(self) -> None:
+        """Keep the broker from giving us up while nothing is read: paho would take its answer for lost."""
+        now = self._loop.time()
+        if now - self._pinged_at < self._keepalive_s / 2:
+            return
+        self._pinged_at = now
+        try:
+            self._connection.send(PINGREQ, unsent_bytes_max=UNSENT_BYTES_MAX)
+        except SourceUnavailable as error:
+            self._end(error)
 
     def _step(self, step: Callable[[], MQTTErrorCode]) -> None:
         try:
@@ -301,8 +332,9 @@ class MqttLink:
     # -- paho's side ---------------------------------------------------------------------------------------
 
     def _on_connect(
-        self, _: Client, __: Any, flags: ConnectFlags, reason: ReasonCode, ___: Properties | None
+        self, _: Client, __: Any, flags: ConnectFlags, reason: ReasonCode, terms: Properties | None
     ) -> None:
+        self.has_identifiers = self._is_5 and getattr(terms, "SubscriptionIdentifierAvailable", 1) == 1
         if not self._accepted.done():
             self._accepted.set_result((flags.session_present, reason))
 
@@ -320,6 +352,7 @@ class MqttLink:
             bytes(message.payload),
             message.retain,
             getattr(message.properties, "UserProperty", ()),
+            getattr(message.properties, "SubscriptionIdentifier", ()),
         )
         self.inbox.put(kept, size=kept.size)
 
