@@ -22,7 +22,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import Context, needs_json, show_cursor
+from feedq.connectors.base import Context, Room, needs_json, show_cursor
 from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, ConnectedOptions, check_template
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, FeedqError
@@ -120,12 +120,16 @@ class Inbox(Generic[Item]):
     """What has arrived and the connector has not taken yet, in order, or the error that ended it.
 
     Whoever reads the source puts, the generator takes everything there is. The sum of sizes tells the former when
-    to pause. One taker at a time, all on one event loop.
+    to pause, and so does the worker's memory: of that an item takes its size until the generator asks for the next
+    ones. One taker at a time, all on one event loop. To be closed.
     """
 
-    def __init__(self, *, bytes_max: int, on_taken: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, bytes_max: int, room: Room, on_taken: Callable[[], None] = lambda: None) -> None:
         """``on_taken`` is called each time that there is room again."""
         self._bytes_max = bytes_max
+        self._room = room
+        self._taken = 0
+        """The size of what was taken, and may not be passed on yet."""
         self._on_taken = on_taken
         self._items: list[Item] = []
         self._arrived = asyncio.Event()
@@ -139,10 +143,11 @@ class Inbox(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be put; it is not refused."""
-        return self.size >= self._bytes_max
+        """Whether nothing more should be put; it is not refused. In a full worker there may still be one item."""
+        return self.size >= self._bytes_max or (self.size + self._taken > 0 and self._room.left <= 0)
 
     def put(self, item: Item, *, size: int) -> None:
+        self._room.take(size)
         self._items.append(item)
         self.size += size
         self._arrived.set()
@@ -156,6 +161,7 @@ class Inbox(Generic[Item]):
 
     async def take(self) -> list[Item]:
         """Returns everything that has arrived, at least one item. Raises what `fail` was given."""
+        self._give_back()
         while self.failure is None and not self._items:
             self._arrived.clear()
             await self._arrived.wait()
@@ -167,8 +173,18 @@ class Inbox(Generic[Item]):
 
     def rest(self) -> list[Item]:
         """What had arrived and was not taken when it ended."""
-        taken, self._items, self.size = self._items, [], 0
+        taken, self._items = self._items, []
+        self._taken, self.size = self._taken + self.size, 0
         return taken
+
+    def close(self) -> None:
+        """Forget what was not taken. May be repeated."""
+        self.rest()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._room.give_back(self._taken)
+        self._taken = 0
 
 
 @dataclass(slots=True)

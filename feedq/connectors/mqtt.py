@@ -215,6 +215,7 @@ class MqttConnector:
             idle_timeout_s=options.idle_timeout_s,
             buffer_bytes=options.buffer_bytes,
             payload_bytes_max=options.max_record_bytes,
+            room=self._context.room,
         )
         try:
             await self._log_in(link, cursor)

@@ -212,6 +212,7 @@ class NatsConnector:
             buffer_bytes=options.buffer_bytes,
             payload_bytes_max=options.max_record_bytes,
             inbox_prefix=options.inbox_prefix,
+            room=self._context.room,
         )
 
     async def _log_in(self, client: NatsClient) -> None:

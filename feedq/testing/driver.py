@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from feedq.connectors.base import Connector, Context, open_stream
+from feedq.connectors.base import BOUNDLESS, Connector, Context, Room, open_stream
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Batch
 from feedq.core.permission import DEFAULT, Permissions
@@ -46,6 +46,7 @@ class ConnectorDriver:
     """What it found odd."""
     memory: dict[str, Any] = field(default_factory=dict)
     """As `Context.memory`; clear it to play another worker that takes over."""
+    room: Room = BOUNDLESS
     started_at: datetime = field(default_factory=SystemClock().now)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class ConnectorDriver:
             environment="conformance",
             trial=self.trial,
             memory=self.memory,
+            room=self.room,
         )
         return open_stream(self.kind, self.options, context=context, cursor=self.cursor)
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 
+from feedq.connectors.base import BOUNDLESS, Room
 from feedq.connectors.mqtt import MqttConnector
+from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import serving, until
+from feedq.worker.batch_queue import InflightBudget
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.contract.mqtt_packets import CONNACK, PUBLISH, packet, text
 
 
-def driver_of(port: int, **options: Any) -> ConnectorDriver:
-    return ConnectorDriver(MqttConnector, {"url": f"mqtt://127.0.0.1:{port}", "topics": ["t/#"], **options})
+def driver_of(port: int, room: Room = BOUNDLESS, **options: Any) -> ConnectorDriver:
+    source = {"url": f"mqtt://127.0.0.1:{port}", "topics": ["t/#"], **options}
+    return ConnectorDriver(MqttConnector, source, room=room)
 
 
 @asynccontextmanager
@@ -162,7 +166,9 @@ async def test_a_message_of_several_subscriptions_lands_once() -> None:
             await until(lambda: len(broker.subscribed) == 3)
             number = {topics[2:-1]: number for number, topics in broker.subscribed}
             every, a, shared = number[b"t/#"], number[b"t/a"], number[b"$share/g/t/b"]
-            assert every and a and shared
+            assert every is not None
+            assert a is not None
+            assert shared is not None
             await broker.publish([b"1"], topic=b"t/a", subscriptions=[every])
             await broker.publish([b"1 again"], topic=b"t/a", subscriptions=[a])
             await broker.publish([b"2"], topic=b"t/a", subscriptions=[a, every])
@@ -201,3 +207,21 @@ async def test_the_broker_is_pinged_while_nobody_takes_the_messages() -> None:
             await until(lambda: broker.pings >= seen + 3)
             await pull(driver, stream, count=3)
     assert driver.records == [b"1", b"2", b"3"]
+
+
+async def test_what_waits_of_all_feeds_together_is_bounded_by_the_memory_of_the_worker() -> None:
+    budget, feeds, size = InflightBudget(200_000), 20, 10_000
+    async with AsyncExitStack() as stack:
+        for _ in range(feeds):
+            broker = await stack.enter_async_context(ScriptedBroker().listening())
+            driver = driver_of(broker.port, room=budget)
+            stream = await stack.enter_async_context(aclosing(driver.open()))
+            first = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            await broker.until_subscribed()
+            await broker.publish([bytes(1)])
+            await first
+            await broker.publish([bytes(size)] * 100)
+        await until(lambda: budget.left <= 0)
+        # Beyond the bound each feed may hold what it was reading, and one message.
+        assert budget.bytes < 200_000 + feeds * (READ_AHEAD_BYTES + 2 * size)
+    assert budget.bytes == 0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paho.mqtt.client import Client
 
-from feedq.connectors.base import parse_options
+from feedq.connectors.base import BOUNDLESS, parse_options
 from feedq.connectors.messages import Inbox, enclose, name_at_source
 from feedq.connectors.mqtt import MqttOptions, unshared
 from feedq.connectors.protocol.nats_client import NatsMessage
@@ -28,6 +28,7 @@ from feedq.connectors.protocol.nats_consumer import (
 from feedq.connectors.protocol.resp import DEPTH_MAX, BrokenAnswer, RedisLink
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import InvalidInput, SourceUnavailable
+from feedq.worker.batch_queue import InflightBudget
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_an_envelope_holds_the_payload_as_it_can(payload: bytes, member: str) ->
 
 
 async def test_an_inbox_that_has_failed_gives_nothing_more_but_its_rest() -> None:
-    inbox: Inbox[int] = Inbox(bytes_max=10)
+    inbox: Inbox[int] = Inbox(bytes_max=10, room=BOUNDLESS)
     task = asyncio.ensure_future(inbox.take())
     await asyncio.sleep(0)
     inbox.put(1, size=1)
@@ -64,7 +65,7 @@ async def test_an_inbox_that_has_failed_gives_nothing_more_but_its_rest() -> Non
 
 
 async def test_a_taker_that_is_cancelled_loses_nothing() -> None:
-    inbox: Inbox[int] = Inbox(bytes_max=10)
+    inbox: Inbox[int] = Inbox(bytes_max=10, room=BOUNDLESS)
     task = asyncio.ensure_future(inbox.take())
     await asyncio.sleep(0)
     task.cancel()
@@ -72,6 +73,27 @@ async def test_a_taker_that_is_cancelled_loses_nothing() -> None:
     with suppress(asyncio.CancelledError):
         await task
     assert await inbox.take() == [1]
+
+
+async def test_what_waits_takes_room_until_the_next_is_asked_for() -> None:
+    budget = InflightBudget(10)
+    inbox, other = (Inbox[int](bytes_max=100, room=budget) for _ in range(2))
+    inbox.put(1, size=6)
+    assert (budget.bytes, inbox.is_full) == (6, False)
+    inbox.put(2, size=6)
+    assert (budget.bytes, inbox.is_full) == (12, True)
+    assert not other.is_full, "whoever holds nothing may go on"
+    assert await inbox.take() == [1, 2]
+    assert (budget.bytes, inbox.is_full) == (12, True), "they are not passed on yet"
+    task = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    assert (budget.bytes, inbox.is_full) == (0, False)
+    inbox.put(3, size=1)
+    assert await task == [3]
+    inbox.put(4, size=1)
+    inbox.close()
+    inbox.close()
+    assert budget.bytes == 0
 
 
 def test_a_feed_has_one_name_at_its_source_and_no_other_feed_has_it() -> None:

@@ -27,6 +27,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from feedq.connectors.base import Room
 from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
@@ -112,8 +113,10 @@ class MqttLink:
         idle_timeout_s: float,
         buffer_bytes: int,
         payload_bytes_max: int,
+        room: Room,
     ) -> None:
-        self.inbox: Inbox[Message] = Inbox(bytes_max=buffer_bytes, on_taken=self._resume)
+        self.inbox: Inbox[Message] = Inbox(bytes_max=buffer_bytes, room=room, on_taken=self._resume)
+        self._room = room
         self._loop = asyncio.get_running_loop()
         self._where = where
         self._idle_timeout_s = idle_timeout_s
@@ -184,8 +187,8 @@ class MqttLink:
         *,
         identifier: int | None = None,
     ) -> None:
-        """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection. Messages
-        have the ``identifier``, where `has_identifiers`.
+        """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection. The
+        messages have the ``identifier``, where `has_identifiers`.
 
         A broker may send all that has waited for the session before it answers: when that fills the inbox, the
         answer is checked when it comes.
@@ -198,7 +201,7 @@ class MqttLink:
             )
             said = None
             if identifier is not None:
-                said = Properties(PacketTypes.SUBSCRIBE)
+                said = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]  # of the stubs
                 said.SubscriptionIdentifier = identifier
             _, number = self._client.subscribe([(topic, how) for topic in topics], properties=said)
         else:
@@ -247,6 +250,7 @@ class MqttLink:
             self._client.disconnect()
             await self._connection.finish(at_most_s=CLOSE_S)
         self._end(SourceUnavailable(f"{self._where}: closed"))
+        self.inbox.close()
 
     # -- the loop's side -----------------------------------------------------------------------------------
 
@@ -254,15 +258,23 @@ class MqttLink:
         try:
             while not self.is_lost and (received := await self._connection.receive()):
                 self._heard_at = self._loop.time()
-                for piece in slices(received):
-                    self._socket.feed(piece)
-                    while not self._socket.is_dry and not self.is_lost:
-                        await self._may_read.wait()
-                        self._take_packets()
-                        await asyncio.sleep(0)
+                size = len(received)
+                self._room.take(size)
+                try:
+                    for piece in slices(received):
+                        await self._take_piece(piece)
+                finally:
+                    self._room.give_back(size)
             self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
         except SourceUnavailable as error:
             self._end(error)
+
+    async def _take_piece(self, piece: bytes | bytearray) -> None:
+        self._socket.feed(piece)
+        while not self._socket.is_dry and not self.is_lost:
+            await self._may_read.wait()
+            self._take_packets()
+            await asyncio.sleep(0)
 
     def _take_packets(self) -> None:
         """Take the packets that there are, up to a bound."""

@@ -26,6 +26,7 @@ import msgspec
 from nkeys import NkeysError, from_seed
 
 from feedq import __version__
+from feedq.connectors.base import Room
 from feedq.connectors.messages import Inbox
 from feedq.connectors.wire.connection import Connection
 from feedq.core.model import JSON
@@ -196,8 +197,9 @@ class NatsClient:
         buffer_bytes: int,
         payload_bytes_max: int,
         inbox_prefix: str,
+        room: Room,
     ) -> None:
-        self.inbox: Inbox[NatsMessage] = Inbox(bytes_max=buffer_bytes)
+        self.inbox: Inbox[NatsMessage] = Inbox(bytes_max=buffer_bytes, room=room)
         """For messages that are records."""
         self.on_record: Callable[[NatsMessage], None] = lambda _: None
         """Gets what comes to `records_to`, on the loop."""
@@ -281,6 +283,7 @@ class NatsClient:
     async def close(self) -> None:
         """Cut it, with what is to be sent sent if that is at once possible."""
         self.fail(SourceUnavailable(f"{self._where}: closed"))
+        self.inbox.close()
         if self._reading is not None:
             self._reading.cancel()
         await self._connection.finish(at_most_s=CLOSE_S)

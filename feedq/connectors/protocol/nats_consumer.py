@@ -309,12 +309,13 @@ class Pulls:
         """How many messages may come."""
         return sum(self._left.values())
 
-    def ask(self) -> None:
-        """See to it that at least half of the messages that may be asked for are."""
-        if 2 * self.asked <= self._messages:
+    def ask(self, *, sparingly: bool = False) -> None:
+        """See to it that at least half of the messages that may be asked for are; ``sparingly``, that one is."""
+        messages = 1 if sparingly else self._messages
+        if 2 * self.asked <= messages:
             self._number += 1
             reply = f"{self.inbox}.{self._number}"
-            wanted = self._messages - self.asked
+            wanted = messages - self.asked
             self._left[reply] = wanted
             self._untouched.add(reply)
             self._publish(self._subject, msgspec.json.encode({**self._template, "batch": wanted}), reply)
@@ -430,7 +431,7 @@ class Reading:
         if not self._pulls.asked:
             # While nothing was asked for it was we who did not listen.
             self._heard_at = loop.time()
-        self._pulls.ask()
+        self._pulls.ask(sparingly=self._context.room.left <= 0)
         while True:
             try:
                 async with asyncio.timeout_at(self._heard_at + self._pulls.silence_s):
