@@ -522,7 +522,8 @@ class ChosenFeed:
     tenant: str
     generation: int
     selector: Selector
-    worker_id: UUID | None
+    worker: str | None
+    """The name of the worker that has it."""
 
     @property
     def version(self) -> Version:

@@ -126,13 +126,13 @@ def _targets(
     tenants = {feed.tenant for feed in chosen}
     capped = [tenant for tenant in tenants if rules.cap_of(tenant) is not None]
     held = [view for tenant in capped for view in store.feeds.views(tenant=tenant)]
-    for owner in {feed.worker_id for feed in chosen}:
-        group = {feed.id: feed for feed in chosen if feed.worker_id == owner}
+    for owner in {feed.worker for feed in chosen}:
+        group = {feed.id: feed for feed in chosen if feed.worker == owner}
         given = Counter(targets.values())
         others = [
             _candidate(w, held=held, given=given[w.worker.id])
             for w in workers
-            if serves(w) and (w.worker.id != owner if to is None else w.worker.id == to.worker.id)
+            if serves(w) and (w.worker.name != owner if to is None else w.worker.id == to.worker.id)
         ]
         decision = placing.place(
             [

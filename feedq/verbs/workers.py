@@ -52,9 +52,7 @@ def list_workers(at: At, *, gone: bool = False) -> Page[WorkerView]:
 def show_worker(at: At, *, name: NameArgument) -> WorkerDocument:
     """One worker, by its name, the part of it before the ``@``, its id, or the beginning of that."""
     view = find_worker(at.store, name)
-    theirs = at.store.feeds.views(worker=view.worker.name)
-    held = [masked_view(feed) for feed in theirs if feed.lease.worker_id == view.worker.id]
-    return WorkerDocument(view, held)
+    return WorkerDocument(view, list(map(masked_view, at.store.feeds.views(worker=view.worker.name))))
 
 
 @verb("POST /workers/{name}/act", role=AccessRole.OPERATOR, of_fleet=True)

@@ -19,8 +19,11 @@ from feedq.core.model import (
     Worker,
     WorkerTarget,
 )
+from feedq.core.selection import Selection
 from feedq.errors import LeaseLost
+from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind
+from feedq.verbs import bulk
 from tests.contract.harness import Harness, progress
 
 STOOD_STILL = "its event loop stood still"
@@ -140,7 +143,10 @@ def test_a_feed_that_runs_apart_is_moved_away_from_its_worker_and_not_to_it(harn
     harness.store.leases.claim(own.id, harness.store.leases.assigned(own.id, limit=1))
     (refusal,) = harness.store.feeds.move([(feed.name, worker.id)], stop_within_s=30)
     assert "is there already" in str(refusal)
-    assert harness.store.feeds.move([(feed.name, elsewhere.id)], stop_within_s=30) == [None]
+    harness.run(harness.feed("other"), elsewhere)
+    chosen = harness.store.listing.chosen(Selection(names=(feed.name,)), limit=1)
+    result = bulk.move(harness.store, chosen, Settings(settle_s=0), to=None)
+    assert [view.worker.id for _, view in result.done] == [elsewhere.id]
     assert [request.feed_id for request in harness.store.leases.stop_requests(own.id)] == [feed.id]
 
 

@@ -261,13 +261,11 @@ class FeedListing(Aggregate):
         """Return the chosen feeds, by name, as far as it takes to act on them."""
         chosen, given = _chosen(selection)
         sql = f"""
-            SELECT id, name, tenant, generation, selector, worker_id FROM {chosen} v
+            SELECT id, name, tenant, generation, selector, worker FROM {chosen} v
             ORDER BY name, id LIMIT %(limit)s
         """
         return [
-            ChosenFeed(
-                row.id, row.name, row.tenant, row.generation, selector_from(row.selector), row.worker_id
-            )
+            ChosenFeed(row.id, row.name, row.tenant, row.generation, selector_from(row.selector), row.worker)
             for row in c.execute(sql, given | {"limit": limit})
         ]
 
