@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from feedq.control.store.grants import Role
+from feedq.control.store.jobs.schedules import ScheduleStore
+from feedq.control.store.postgresql import PostgresStore
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
 from tests.cluster import ROOT, Cluster, Place
@@ -79,3 +81,11 @@ def start_flower(
 def flower(start_flower: StartFlower) -> Flower:
     """Nobody has to log in, and the API is open."""
     return start_flower(FLOWER_UNAUTHENTICATED_API="true")
+
+
+@pytest.fixture
+def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
+    """The schedules of the cluster of a test."""
+    store = PostgresStore(cluster.database_url)
+    yield store.jobs.schedules
+    store.close()

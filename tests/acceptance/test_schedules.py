@@ -14,7 +14,6 @@ import pytest
 
 from feedq.control.store.grants import Role
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.control.store.postgresql import PostgresStore
 from feedq.core.schedule.model import RunState
 from feedq.core.schedule.spec import Overlap, Semantics
 from tests import jobs_under_test
@@ -33,13 +32,6 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
     with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=IMPORTS) as made:
         made.make(jobs_under_test.TABLE)
         yield made
-
-
-@pytest.fixture
-def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
-    store = PostgresStore(cluster.database_url)
-    yield store.jobs.schedules
-    store.close()
 
 
 def effects(cluster: Cluster, schedule: str, what: str | None = None) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from feedq.control.store.jobs.schedules import ScheduleStore
-from feedq.control.store.postgresql import PostgresStore
 from feedq.core.schedule.spec import Semantics
 from feedq.local.postgres import Postgres
 from tests import jobs_under_test
@@ -38,13 +37,6 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
     with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=ENV) as made:
         made.make(jobs_under_test.TABLE)
         yield made
-
-
-@pytest.fixture
-def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
-    store = PostgresStore(cluster.database_url)
-    yield store.jobs.schedules
-    store.close()
 
 
 def declare(schedules: ScheduleStore, *, timeout_s: float) -> None:

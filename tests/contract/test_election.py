@@ -17,6 +17,7 @@ from feedq.control.store.session_ends import SNAPSHOT_S
 from feedq.control.store.worker_session import Listener
 from feedq.core.model import Worker
 from tests.contract.harness import TTL_S, Harness
+from tests.waiting import until
 
 LIMIT_S = 30.0
 
@@ -178,10 +179,7 @@ def test_the_waiters_of_a_frozen_beat_end_with_its_lead(
     harness.execute("UPDATE feedq.leader SET expires_at = clock_timestamp() - interval '1 s'")
     with closing(candidate(harness, holder=uuid4())) as other:
         assert other.end_frozen_leader()
-    deadline = time.monotonic() + LIMIT_S
-    while waiters(harness):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # until the server has ended it
+    until(lambda: not waiters(harness), "the server has ended it")
 
 
 def test_waiters_end_with_their_beat(harness: Harness, closing_all: ExitStack) -> None:
@@ -190,10 +188,7 @@ def test_waiters_end_with_their_beat(harness: Harness, closing_all: ExitStack) -
         assert election.campaign()
         look_until(election, awaited=True)
         assert len(waiters(harness)) == 1
-    deadline = time.monotonic() + LIMIT_S
-    while waiters(harness):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # until the server has noticed
+    until(lambda: not waiters(harness), "the server has noticed")
 
 
 def test_a_look_says_when_the_next_thing_falls_due(harness: Harness, elected: Election) -> None:
@@ -223,10 +218,7 @@ def test_a_beat_that_stands_by_is_elected_as_soon_as_the_leader_is_gone(
 
         standing_by = Thread(target=stand_by)
         standing_by.start()
-        deadline = time.monotonic() + LIMIT_S
-        while not waiters(harness, UUID(int=8)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)  # until it waits at the server
+        until(lambda: waiters(harness, UUID(int=8)), "it waits at the server")
         end(harness, elected._session.backend_pid)
         standing_by.join(LIMIT_S)
         assert not standing_by.is_alive(), "it waits until the row expires"

@@ -71,8 +71,3 @@ def test_an_honest_source_at_its_limit_is_read(honest: Attack) -> None:
     assert harm.unexpected == []
     assert harm.kind in ("", "SourceUnavailable"), harm.error
     assert harm.records
-
-
-def test_there_are_attacks_on_every_connector() -> None:
-    assert len(ATTACKS) >= 40
-    assert {attack.connector for attack in ATTACKS} == {attack.connector for attack in HONEST}

@@ -21,6 +21,7 @@ from feedq.errors import Conflict, NotFound
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, offer, runs_of, states
 from tests.schedules import INTERVAL_S
+from tests.waiting import until
 
 S = RunState
 WAIT_S = 30.0
@@ -188,9 +189,7 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
             return c.fetchone()
 
     late = threads.submit(claim_slowly)
-    deadline = time.monotonic() + WAIT_S
-    while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
-        assert time.monotonic() < deadline, "it does not look"
+    until(lambda: jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), "it looks")
     claimed = claim_one(jobs, fast)
     assert claimed.id == run.id
     if has_failed:
@@ -286,9 +285,7 @@ def test_failures_that_are_told_at_once_are_all_counted(
     with jobs.transaction() as somebody:
         somebody.execute("SELECT FROM feedq.schedule FOR UPDATE")
         told = [threads.submit(finish, jobs, worker, ended(run, S.FAILED)) for run in runs]
-        deadline = time.monotonic() + WAIT_S
-        while jobs.execute(waiting) != [(len(runs),)]:
-            assert time.monotonic() < deadline, "they do not wait for the schedule"
+        until(lambda: jobs.execute(waiting) == [(len(runs),)], "they wait for the schedule")
     assert [job.result(WAIT_S) for job in told] == [[run.id] for run in runs]
     assert jobs.schedules.get("nightly").failures == len(runs) == 4
 

@@ -11,7 +11,7 @@ from feedq.control.store import migrate
 from feedq.control.store.feeds import FeedChange
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.differences import ABSENT, OptionChange
-from feedq.core.model import FeedSpec, LeaseState, Reason, Release, Selector, Status, TargetState, Version
+from feedq.core.model import FeedSpec, LeaseState, Reason, Release, Selector, TargetState, Version
 from feedq.errors import Conflict, FeedqError, NotFound, Outdated
 from feedq.local.postgres import Postgres
 from feedq.telemetry.logs import EventKind
@@ -127,15 +127,6 @@ def test_a_name_is_free_again_as_soon_as_its_feed_is_removed(harness: Harness) -
     assert [v.feed.id for v in harness.store.feeds.views()] == [old.id, new.id]
     with pytest.raises(Conflict):
         harness.feed("acme/orders")
-
-
-def test_a_removed_feed_is_shown_until_its_rows_are_gone(harness: Harness) -> None:
-    feed = harness.feed()
-    harness.run(feed, harness.worker())
-    harness.store.feeds.remove(feed.name)
-    harness.absorb_edits()
-    assert harness.store.feeds.view(feed.name).status is Status.REMOVING
-    assert [v.status for v in harness.store.feeds.views()] == [Status.REMOVING]
 
 
 def test_views_are_by_name_and_filtered_by_tenant_and_worker(harness: Harness) -> None:

@@ -29,15 +29,6 @@ def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
 # -- one at a time, all or nothing -------------------------------------------------------------------
 
 
-def test_a_second_pass_at_the_same_time_is_none(harness: Harness) -> None:
-    with harness.store.fleet.reconcile_pass() as first:
-        assert first is not None
-        with harness.store.fleet.reconcile_pass() as second:
-            assert second is None
-    with harness.store.fleet.reconcile_pass() as third:
-        assert third is not None
-
-
 def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     harness.absorb_edits()

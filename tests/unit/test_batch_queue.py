@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from uuid import uuid4
 
 from tests.fakes.sink import MemoryCheckpoint
 from tests.unit.data_path import LIMIT_S, DataPath, batch
+from tests.waiting import until
 
 
 def own(path: DataPath, *feed_ids: int) -> None:
@@ -26,10 +26,7 @@ def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> N
         asyncio.run(leave_one_behind())
         assert path.budget.bytes == 10
         path.tables.away = False
-        deadline = time.monotonic() + LIMIT_S
-        while path.budget.bytes and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert path.budget.bytes == 0
+        until(lambda: path.budget.bytes == 0, "the budget is free")
 
 
 async def test_a_connection_that_reads_ahead_never_stops_a_feed_for_good() -> None:

@@ -29,7 +29,6 @@ from tests.unit.placing import (
     fleets,
     matches,
     running,
-    weights,
 )
 
 
@@ -47,20 +46,6 @@ def decide(
 def held_after(workers: Sequence[EligibleWorker], decision: Placement) -> dict[UUID, int]:
     taken = Counter(worker_id for _, worker_id in decision.assignments)
     return {w.worker_id: w.feeds + taken[w.worker_id] for w in workers}
-
-
-@given(
-    count=st.integers(0, 300),
-    size=st.integers(1, 12),
-    weight=weights,
-    held=st.integers(0, 20),
-)
-def test_equal_feeds_on_equal_workers_end_within_one_of_each_other(
-    count: int, size: int, weight: float, held: int
-) -> None:
-    workers = [candidate(n + 1, capacity=1000, feeds=held, load=held * weight) for n in range(size)]
-    after = held_after(workers, decide([WaitingFeed(i, weight) for i in range(count)], workers)).values()
-    assert max(after) - min(after) <= 1
 
 
 def test_ties_do_not_favour_any_worker() -> None:
