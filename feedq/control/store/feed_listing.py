@@ -177,7 +177,7 @@ _SINKS = """
         SELECT sink, min(id) AS id, CAST(sum(count(*)) OVER same AS bigint) AS of,
             row_number() OVER (same ORDER BY min(id)) AS place
         FROM (
-            SELECT id, lower(coalesce(sink ->> 'name', 'default')) AS sink, sink AS options,
+            SELECT id, lower(coalesce(sink ->> 'name', 'default')) AS sink, CAST(sink AS jsonb) AS options,
                 source ->> 'format' AS format
             FROM feedq.feed WHERE parent IS NULL AND removed_at IS NULL
         ) feed
