@@ -13,7 +13,7 @@ from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.invariants import mark, wait_resumed
 from tests.proxy import Fault, PostgresProxy
 from tests.source_process import Source
-from tests.stage import Stage
+from tests.stage import Stage, wall_clock
 
 Measured = Callable[[str, object], None]
 
@@ -21,6 +21,8 @@ FEEDS = feed_names(20, prefix="commit")
 WRITER = "feedq-writer/"
 LOST = "answer to a commit was lost; asking the checkpoint"
 REPEATS = 5
+HELD_S = 1.0
+"""A frozen predecessor keeps its successor waiting no longer than this, once it is declared gone."""
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +86,12 @@ def test_a_commit_of_a_frozen_worker_that_arrives_after_its_successor_changes_no
             limit_s=30,
             what=f"{victim.name} is declared gone",
         )
-        took = wait_resumed(stage.source, feeds, after=before, limit_s=30)
+        gone = faults.gone_at(stage.cluster, worker_id)
+        assert gone is not None
+        since = gone - wall_clock(0.0)
+        took = wait_resumed(stage.source, feeds, after=before, since=since, limit_s=30)
         trap.release()
-    measured("SIGSTOP while its COMMIT is under way", took)
+    measured("SIGSTOP while its COMMIT is under way, from gone to streaming", took)
+    assert took.last_s < HELD_S
     stage.cluster.wait_worker(victim.name)
     stage.check()

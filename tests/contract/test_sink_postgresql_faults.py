@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,6 +16,7 @@ import pytest
 from feedq.errors import SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.sinks.base import Blocked, Fenced, Target, Written
+from feedq.worker.batch_queue import BatchQueue
 from tests.contract.sink_harness import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
@@ -25,6 +30,7 @@ from tests.contract.sink_harness import (
     write,
 )
 from tests.proxy import Fault
+from tests.unit.data_path import DataPath
 
 KEYED = Target("keyed", "json", (), ("payload",))
 
@@ -201,6 +207,64 @@ def test_a_record_about_which_a_trigger_raises_what_tables_and_servers_raise_is_
     assert written == Written({(1, 1): 2, (2, 1): 1}, {(1, 1): 1}, (), {})
     assert code in written.errors[1, 1]
     assert (harness.proxy.seen["BEGIN"], harness.proxy.seen["COMMIT"]) == (1, 1)
+
+
+class RealPath(DataPath):
+    """A writer and a fencer over the database of a harness."""
+
+    def __init__(self, harness: PostgresSinkHarness) -> None:
+        super().__init__()
+        self._harness = harness
+
+    def make_sink(self) -> Any:
+        return self._harness.sink(worker_id=self.worker_id)
+
+
+async def test_two_feeds_whose_tables_raise_what_servers_in_trouble_raise_hold_up_no_third(
+    harness: PostgresSinkHarness,
+) -> None:
+    """Each alone was harmless; two were taken for a sink that is away, and nothing of it landed any more."""
+    targets = {1: Target("conflicting", "json"), 2: Target("closing", "json"), 3: RAW}
+    for table, code in (("conflicting", "40001"), ("closing", "57P01")):
+        harness.query(
+            f"""
+            CREATE TABLE {table} (feed text, epoch bigint, received_at timestamptz, payload jsonb);
+            CREATE FUNCTION {table}() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE 'trouble' USING ERRCODE = '{code}'; END $$;
+            CREATE TRIGGER trouble BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {table}();
+            """
+        )
+    with RealPath(harness) as path:
+        asked = [request(n, 1, target) for n, target in targets.items()]
+        with closing(path.make_sink()) as sink:
+            fenced = sink.fence(asked, lock_timeout_s=PATIENCE_S)
+        left = {one.feed_id: one.commit_id for one in fenced if isinstance(one, Fenced)}
+        bad, worse, well = (
+            path.open_batch_queue((n, 1), f"feed/{n}", target=target, continues=left[n])
+            for n, target in targets.items()
+        )
+
+        async def send_on(queue: BatchQueue) -> None:
+            for n in itertools.count():
+                await queue.put(batch(b"1", b"2", cursor=n))
+                await asyncio.sleep(0.01)
+
+        troubles = [asyncio.create_task(send_on(queue)) for queue in (bad, worse)]
+        slowest_s, until = 0.0, time.monotonic() + 3.0
+        while time.monotonic() < until:
+            began = time.monotonic()
+            await well.put(batch(b"1", cursor=1))
+            async with asyncio.timeout(PATIENCE_S):
+                await well.join()
+            slowest_s = max(slowest_s, time.monotonic() - began)
+        assert bad.trouble is not None
+        assert path.outage.down is None
+        assert slowest_s < 1.0
+        for task in troubles:
+            task.cancel()
+        await asyncio.gather(*troubles, return_exceptions=True)
+        for queue in (bad, worse, well):
+            queue.abandon()
 
 
 def test_a_trigger_that_refuses_every_record_as_a_table_does_stops_its_feed_and_makes_no_dead_letters(
