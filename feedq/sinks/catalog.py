@@ -78,8 +78,6 @@ class Catalog(ABC):
     def __init__(self, session: SinkSession) -> None:
         self._session = session
         self._plans: dict[Target, TargetPlan] = {}
-        self._fingerprints: dict[Target, Any] = {}
-        """Of the tables, from before they were inspected."""
 
     def plan(self, target: Target) -> TargetPlan:
         """How to write to a target that `problems` found nothing wrong with."""
@@ -100,12 +98,10 @@ class Catalog(ABC):
             return {}
         wrong = {target: why for target in unknown if (why := self.misdeclared(target))}
         unknown -= wrong.keys()
-        self._fingerprints |= self.fingerprints(unknown)
         shapes = self.describe(unknown)
         if create:
             missing = [target for target in unknown if target not in shapes and target.is_made]
             wrong |= {target: why for target in missing if (why := self.create(target))}
-            self._fingerprints |= self.fingerprints(missing)
             shapes |= self.describe(missing)
         for target in unknown - wrong.keys():
             shape = shapes.get(target)
@@ -125,21 +121,22 @@ class Catalog(ABC):
     def find_changed(self, targets: Collection[Target]) -> list[Target]:
         """Those whose tables have changed since they were inspected. Asked once their rows have been sent, when
         nobody can change a table until the transaction ends: a plan made for another type lands wrong values."""
-        now = self.fingerprints(targets)
-        return [target for target in targets if now.get(target) != self._fingerprints.get(target)]
+        shapes = [self._plans[target].shape for target in targets]
+        now = self.fingerprints(shapes) if shapes else ()
+        return [
+            target
+            for target, shape, fingerprint in zip(targets, shapes, now, strict=True)
+            if fingerprint != shape.fingerprint
+        ]
 
     def refresh(self, targets: Iterable[Target]) -> None:
         """Forget those whose tables have changed since they were looked at."""
-        known = [target for target in targets if target in self._plans]
-        shapes = self.describe(known)
-        for target in known:
-            if shapes.get(target) != self._plans[target].shape:
-                self.forget(target)
+        for target in self.find_changed([target for target in targets if target in self._plans]):
+            self.forget(target)
 
     def forget(self, target: Target) -> None:
         """Have the target inspected before it is next used."""
         self._plans.pop(target, None)
-        self._fingerprints.pop(target, None)
 
     def add_columns(
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
@@ -220,8 +217,8 @@ class Catalog(ABC):
         """The tables of these targets as they are, for those that exist."""
 
     @abstractmethod
-    def fingerprints(self, targets: Collection[Target]) -> dict[Target, Any]:
-        """For those whose tables exist, something that changes when columns do, and when a table is made anew."""
+    def fingerprints(self, shapes: Sequence[TableShape]) -> Sequence[Any]:
+        """The fingerprints that these tables have now; None where one is gone."""
 
     @abstractmethod
     def judge(self, target: Target, shape: TableShape | None) -> str | None:

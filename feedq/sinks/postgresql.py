@@ -5,7 +5,7 @@ Targets are read by `DESCRIBE`, all in one statement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -27,6 +27,7 @@ from feedq.sinks.statements import (
     DESCRIBE,
     FINGERPRINTS,
     MAY_CREATE,
+    integers,
 )
 from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
@@ -130,7 +131,13 @@ class PostgresCatalog(Catalog):
         numbered = dict(enumerate(targets))
         if not numbered:
             return {}
-        rows = self._session.query(DESCRIBE, _names(numbered))
+        names = [TableName.parse(target.table) for target in targets]
+        asked = {
+            "numbers": list(numbered),
+            "schemas": [name.schema for name in names],
+            "names": [name.name for name in names],
+        }
+        rows = self._session.query(DESCRIBE, asked)
         return {
             numbered[n]: TableShape(
                 schema,
@@ -140,14 +147,14 @@ class PostgresCatalog(Catalog):
                 why_unfit(numbered[n], schema, name, kind=kind, role=role, shut_by=shut_by),
                 role,
                 owner,
+                fingerprint=(oid, fingerprint),
             )
-            for n, schema, name, kind, shut_by, role, owner, columns, unique_keys in rows
+            for n, oid, fingerprint, schema, name, kind, shut_by, role, owner, columns, unique_keys in rows
         }
 
-    def fingerprints(self, targets: Collection[Target]) -> dict[Target, Any]:
-        numbered = dict(enumerate(targets))
-        rows = self._session.query(FINGERPRINTS, _names(numbered)) if numbered else ()
-        return {numbered[n]: fingerprint for n, fingerprint in rows}
+    def fingerprints(self, shapes: Sequence[TableShape]) -> Sequence[Any]:
+        now = dict(self._session.query(FINGERPRINTS, {"oids": integers(s.fingerprint[0] for s in shapes)}))
+        return [(oid, now.get(oid)) for oid, _ in (shape.fingerprint for shape in shapes)]
 
     def _missing_schema(self, target: Target) -> str | None:
         """The schema that the target names, if there is none of that name."""
@@ -219,16 +226,6 @@ def default_types(target: Target) -> Types:
     """The types that the columns of a target without ``columns`` may have."""
     types = (TEXT, ("bigint",), ("timestamp with time zone",), PAYLOAD_TYPES[target.format])
     return dict(zip(DEFAULT_COLUMNS, types, strict=True))
-
-
-def _names(numbered: Mapping[int, Target]) -> dict[str, Any]:
-    """The tables of targets, for a statement about many of them."""
-    names = [TableName.parse(target.table) for target in numbered.values()]
-    return {
-        "numbers": list(numbered),
-        "schemas": [name.schema for name in names],
-        "names": [name.name for name in names],
-    }
 
 
 def _column(name: str, **described: Any) -> tuple[str, Column]:

@@ -92,8 +92,16 @@ WHERE e.message IS NOT NULL
 """
 # PostgreSQL 16 and later: asks input functions about many values at once, without an error for each.
 
-DESCRIBE: Final = """
-SELECT w.n, ns.nspname, c.relname, c.relkind::text,
+_FINGERPRINT: Final = """c.oid, concat_ws(' ', c.relnamespace::regnamespace, c.relname, c.relowner, c.relacl,
+    (SELECT string_agg(concat(a.xmin, a.ctid), ' ' ORDER BY a.attnum)
+     FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0))"""
+# The rows of the catalog that a column has are written anew whenever anything about it changes.
+
+FINGERPRINTS: Final = f"SELECT {_FINGERPRINT} FROM pg_class AS c WHERE c.oid = ANY(%(oids)s::oid[])"
+# With each commit, so it takes no names: to look these up costs more than all the rest.
+
+DESCRIBE: Final = f"""
+SELECT w.n, {_FINGERPRINT}, ns.nspname, c.relname, c.relkind::text,
     CASE WHEN NOT has_schema_privilege(ns.oid, 'USAGE') THEN pg_get_userbyid(ns.nspowner)::text END,
     current_user::text, pg_get_userbyid(c.relowner)::text,
     (SELECT json_agg(json_build_object(
@@ -130,19 +138,6 @@ JOIN pg_namespace AS ns ON ns.oid = c.relnamespace
 WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname = w.schema END
     AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
 """
-
-FINGERPRINTS: Final = """
-SELECT w.n, md5(concat_ws(' ', c.oid, c.relowner, c.relacl, ns.nspacl, string_agg(concat_ws(
-    ' ', a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.atthasdef, a.attidentity, a.attgenerated, a.attacl),
-    ',' ORDER BY a.attnum)))
-FROM unnest(%(numbers)s::int[], %(schemas)s::text[], %(names)s::text[]) AS w (n, schema, name)
-JOIN pg_class AS c ON c.relname = w.name AND c.relpersistence <> 't'
-JOIN pg_namespace AS ns ON ns.oid = c.relnamespace
-JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname = w.schema END
-GROUP BY w.n, c.oid, ns.oid
-"""
-# The catalogs themselves, and not `regclass`: that fails where the role may not use the schema.
 
 MAY_CREATE: Final = """
 SELECT CASE

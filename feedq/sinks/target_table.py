@@ -97,6 +97,8 @@ class TableShape:
     """There: who may permit it more."""
     has_other_unique: bool = False
     """Whether there are unique indexes besides that are partial, or over parts of values."""
+    fingerprint: Any = None
+    """Changes when columns do, and when the table is made anew; taken before the rest was read."""
 
     @property
     def quoted(self) -> str:

@@ -110,9 +110,8 @@ class SqlCatalog(Catalog):
         found = {target: self._shape(inspector, target) for target in targets}
         return {target: shape for target, shape in found.items() if shape is not None}
 
-    def fingerprints(self, targets: Collection[Target]) -> dict[Target, Any]:
-        found = {target: self._session.fingerprint(TableName.parse(target.table)) for target in targets}
-        return {target: fingerprint for target, fingerprint in found.items() if fingerprint is not None}
+    def fingerprints(self, shapes: Sequence[TableShape]) -> Sequence[Any]:
+        return [self._session.fingerprint(TableName(shape.schema, shape.name)) for shape in shapes]
 
     def _shape(self, inspector: Inspector, target: Target) -> TableShape | None:
         """None when there is no such table."""
@@ -127,6 +126,7 @@ class SqlCatalog(Catalog):
             return None
         if name.name in inspector.get_view_names(schema=name.schema):
             return TableShape(name.schema, name.name, {}, unfit=unfit("is a view: name a table"))
+        fingerprint = session.fingerprint(name)
         described = inspector.get_columns(name.name, schema=name.schema)
         json_columns = session.json_columns(name)
         primary = inspector.get_pk_constraint(name.name, schema=name.schema)["constrained_columns"]
@@ -149,6 +149,7 @@ class SqlCatalog(Catalog):
             whole,
             unfit(session.unfit_table(inspector, name)),
             has_other_unique=has_partial,
+            fingerprint=fingerprint,
         )
 
 
