@@ -209,7 +209,16 @@ class Catalog(ABC):
         return why_nowhere(f"{table.schema}.{table.name}" if table.schema else table.name)
 
     def why_unmakeable(self, target: Target) -> str | None:
-        """Why a fence could not make the table of this default target, as far as that can be told."""
+        """Why a fence could not make the table of this target: it is made in a transaction that never happens, if
+        the database can do that."""
+        try:
+            self.imagine(target)
+        except (InvalidInput, UnreadableRecord) as wrong:
+            return str(wrong)
+        finally:
+            self._session.rollback()
+            if not self._session.is_broken:
+                self.forget(target)
         return None
 
     @abstractmethod

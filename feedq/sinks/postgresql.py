@@ -26,7 +26,6 @@ from feedq.sinks.statements import (
     CREATION_LOCK,
     DESCRIBE,
     FINGERPRINTS,
-    MAY_CREATE,
     integers,
 )
 from feedq.sinks.table_definitions import made_table
@@ -64,11 +63,6 @@ class PostgresCatalog(Catalog):
     def make_plan(self, target: Target, shape: TableShape) -> CopyPlan:
         return CopyPlan(self._session, target, shape)
 
-    def why_unmakeable(self, target: Target) -> str | None:
-        schema = TableName.parse(target.table).schema
-        ((allowed, remedy),) = self._session.query(MAY_CREATE, {"schema": schema})
-        return None if allowed else f"table {target.table!r} does not exist: create it, or {remedy}"
-
     def create(self, target: Target) -> str | None:
         session = self._session
         session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
@@ -79,17 +73,28 @@ class PostgresCatalog(Catalog):
                 )
             session.make(made_table(target))
         except session.errors as error:
-            if session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
-                raise
-            wish = " or ".join(filter(None, ["create it", session.remedy(error)]))
-            return f"table {target.table!r} does not exist and cannot be created: {session.explain(error)}; {wish}"
+            return self._why_uncreated(target, error)
         return None
 
+    def _why_uncreated(self, target: Target, error: Exception) -> str:
+        session = self._session
+        session.rollback()
+        if session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
+            raise error
+        wish = " or ".join(filter(None, ["create it", session.remedy(error)]))
+        return (
+            f"table {target.table!r} does not exist and cannot be created: {session.explain(error)}; {wish}"
+        )
+
     def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
-        self._session.begin_for_person()
-        if schema := self._missing_schema(target):
-            self._session.execute(CreateSchema(schema))
-        self._session.execute(CreateTable(made_table(target)))
+        session = self._session
+        session.begin_for_person()
+        try:
+            if schema := self._missing_schema(target):
+                session.execute(CreateSchema(schema))
+            session.execute(CreateTable(made_table(target)))
+        except session.errors as error:
+            raise InvalidInput(self._why_uncreated(target, error)) from error
         if why := self.get_ready([target]).get(target):
             raise InvalidInput(why)
         return self.plan(target), True

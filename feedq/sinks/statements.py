@@ -139,16 +139,6 @@ WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname
     AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
 """
 
-MAY_CREATE: Final = """
-SELECT CASE
-    WHEN s.oid IS NULL THEN has_database_privilege(d.oid, 'CREATE')
-    ELSE has_schema_privilege(s.oid, 'CREATE') END,
-    format('have %%I run GRANT CREATE ON %%s %%I TO %%I', pg_get_userbyid(COALESCE(s.nspowner, d.datdba)),
-        CASE WHEN s.oid IS NULL THEN 'DATABASE' ELSE 'SCHEMA' END, COALESCE(s.nspname, d.datname), current_user)
-FROM pg_database AS d LEFT JOIN pg_namespace AS s ON s.nspname = COALESCE(%(schema)s, current_schema())
-WHERE d.datname = current_database()
-"""
-
 REMEDY: Final = """
 SELECT format('have %%I run GRANT %%s ON %%s TO %%I', pg_get_userbyid(o.owner), o.rights, o.object, current_user)
 FROM (
