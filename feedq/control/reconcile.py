@@ -270,11 +270,11 @@ def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings) ->
     budget = rules.moves - sum(moving.under_way.values())
     if budget <= 0:
         return
-    candidates, leaving, held = moving.eligible, moving.leaving, moving.held
+    candidates, leaving, held = moving.candidates, moving.leaving, moving.held
     fingerprint = _FleetFingerprint.of(candidates, leaving, rules=rules, now=p.now, held=held)
-    if p.evened_out == str(fingerprint):
+    if p.state.evened_out == str(fingerprint):
         return
-    is_known = p.evened_out is not None and p.evened_out.startswith(fingerprint.workers)
+    is_known = p.state.evened_out is not None and p.state.evened_out.startswith(fingerprint.workers)
     sources = set(leaving)
     if not held and not (is_known and _is_calm(candidates, rules)):
         sources.update(rebalancing.donors(candidates, now=p.now, rules=rules))
@@ -289,7 +289,7 @@ def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings) ->
         counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)
         # Feeds that are assigned and not claimed yet cannot move, and may have to once they run.
         if running >= min(counted, MOVABLE_PER_PASS):
-            p.evened_out = str(fingerprint)
+            p.state.evened_out = str(fingerprint)
 
 
 def _choose_moves(

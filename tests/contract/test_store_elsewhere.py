@@ -244,8 +244,8 @@ def test_a_mended_feed_is_running_as_any_other_and_history_says_so(harness: Harn
 # -- who had better get nothing ----------------------------------------------------------------------
 
 
-def beat(harness: Harness, worker: Worker, load: Load) -> None:
-    assert harness.store.workers.heartbeat(worker.id, load, ttl_s=TTL_S) is not None
+def beat(harness: Harness, worker: Worker, load: Load, *, ttl_s: float = TTL_S) -> None:
+    assert harness.store.workers.heartbeat(worker.id, load, ttl_s=ttl_s) is not None
 
 
 def test_a_candidate_tells_which_sinks_it_cannot_write_to(harness: Harness) -> None:
@@ -279,6 +279,18 @@ def test_while_nobody_can_write_to_a_sink_anybody_may_have_its_feeds(harness: Ha
     for name in "ab":
         beat(harness, harness.worker(name), Load(sinks_down=("default",)))
     assert set(placed(harness, [harness.feed(f"f{n}") for n in range(4)]).values()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("loop_lag_s", "silent_s", "lags"),
+    [(0.0, 0.0, False), (1.0, 3.5, False), (1.1, 0.0, True), (0.0, 4.5, True)],
+)
+def test_a_worker_lags_whose_loop_or_heartbeat_is_late(
+    harness: Harness, loop_lag_s: float, silent_s: float, lags: bool
+) -> None:
+    beat(harness, harness.worker("a", ttl_s=6), Load(loop_lag_s=loop_lag_s), ttl_s=6)
+    harness.elapse(silent_s)
+    assert candidates(harness)["a"].lags is lags
 
 
 def test_a_worker_that_lags_gets_nothing_while_another_does_not(harness: Harness) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed, lags
+from feedq.core.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed
 from feedq.core.placement.placing import place
 from feedq.core.placement.rebalancing import rebalance
 from tests.unit.placing import (
@@ -135,16 +135,6 @@ def test_a_promise_is_not_kept_where_the_sink_is_down() -> None:
     promised = WaitingFeed(1, sink="reports", promised_to=cut_off.worker_id)
     decision = place([promised], [candidate(1), cut_off], now=NOW, rules=Rules())
     assert decision.assignments == ((1, UUID(int=1)),)
-
-
-@pytest.mark.parametrize(
-    ("loop_lag_s", "silent_s", "expected"),
-    [(0.0, 0.0, False), (1.0, 3.9, False), (1.1, 0.0, True), (0.0, 4.1, True)],
-)
-def test_a_worker_lags_whose_loop_or_heartbeat_is_late(
-    loop_lag_s: float, silent_s: float, expected: bool
-) -> None:
-    assert lags(loop_lag_s=loop_lag_s, silent_s=silent_s, ttl_s=6.0) is expected
 
 
 # -- moves -------------------------------------------------------------------------------------------

@@ -585,6 +585,13 @@ CREATE VIEW feedq_1.counted AS
         ) promised GROUP BY worker_id
     ) s ON s.worker_id = w.id;
 
+-- Whether a worker may be stuck, going by its last heartbeat. Such a worker is given nothing while another can take it.
+-- Loops run a few milliseconds late under load, and one that is a second late does not serve what it has. Whoever was not
+-- heard from for two thirds of its ttl may well be stuck or cut off: an interval of heartbeats is at most half of it.
+CREATE FUNCTION feedq_1.lags(w feedq.worker) RETURNS boolean LANGUAGE sql VOLATILE AS $body$
+    SELECT w.loop_lag_s > 1 OR (feedq.clock() - w.heartbeat_at) * 3 > (w.expires_at - w.heartbeat_at) * 2
+$body$;
+
 -- Workers that may be given feeds; each with how many it has of these tenants, promised ones included.
 CREATE FUNCTION feedq_1.candidates(of_tenants text[]) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
@@ -605,13 +612,9 @@ BEGIN
         ) places;
     END IF;
     SELECT json_agg(json_build_object(
-        'worker', json_build_object(
-            'worker_id', w.id, 'name', w.name, 'queue', w.queue, 'capacity', w.capacity, 'feeds', c.feeds, 'load', c.load,
-            'started_at', w.started_at, 'labels', w.labels, 'sinks_down', lower(w.sinks_down::text)::text[],
-            'tenants', coalesce(by_worker -> w.id::text, '{}')),
-        'loop_lag_s', w.loop_lag_s,
-        'silent_s', extract(epoch FROM feedq.clock() - w.heartbeat_at)::float8,
-        'ttl_s', extract(epoch FROM w.expires_at - w.heartbeat_at)::float8) ORDER BY w.id)
+        'worker_id', w.id, 'name', w.name, 'queue', w.queue, 'capacity', w.capacity, 'feeds', c.feeds, 'load', c.load,
+        'started_at', w.started_at, 'labels', w.labels, 'sinks_down', lower(w.sinks_down::text)::text[],
+        'lags', feedq_1.lags(w), 'tenants', coalesce(by_worker -> w.id::text, '{}')) ORDER BY w.id)
     INTO found FROM feedq.worker w JOIN feedq_1.counted c ON c.worker_id = w.id
     -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
     WHERE feedq_1.is_serving(w) AND w.capacity > 0;

@@ -4,6 +4,17 @@ With nothing to do, a pass is five statements that read a handful of empty parti
 feed. The planner cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later
 none is. So whatever it assumes, the statements here look up single feeds by their keys.
 
+A million feeds may be without a place for long. So the ones about which something is new come first, and those
+that were found to have no place take turns: each pass goes on where the one before it ended.
+
+A feed weighs what is declared, blended with what was measured of it: one that lands as many rows and bytes a
+second as the mean of the fleet measures 1; half of the measure is rows, half bytes. Progress holds the smoothed
+rates, workers' heartbeats the fleet's sums.
+
+What workers hold is counted, so that a pass reads a row a worker and none of their feeds. Triggers on `lease`
+write what a statement changed to ``held_change``, and each pass folds that into ``worker_held``. A change and the
+line that tells of it commit together, so the two tables always add up to the truth.
+
 The *sweep* trims what is too old, and weighs feeds anew, a page of them a pass. A page is small, so that no pass
 takes long because of it and nothing stays locked; where it ended is kept in the fleet's row. It does not look for
 what people have changed by hand: triggers notice that at once.
@@ -15,12 +26,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from uuid import UUID
 
 import msgspec
 
 from feedq.control.store import history
-from feedq.control.store.assigning import Candidate, FeedToPlace, PassAssignments, eligible
 from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Connection, Database
 from feedq.control.store.feed_rows import (
@@ -29,9 +40,17 @@ from feedq.control.store.feed_rows import (
 )
 from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
+from feedq.core import limits
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, OutageGrace
-from feedq.core.model import Feed, Lease, Worker
-from feedq.core.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer
+from feedq.core.model import Assignment, Feed, Lease, Reason, Worker
+from feedq.core.placement.base import (
+    NO_EXPERIENCE,
+    EligibleWorker,
+    Experience,
+    Held,
+    Transfer,
+    WaitingFeed,
+)
 
 OVERDUE_PER_PASS = 10_000
 """Bounds a pass after an outage of the broker; the rest is for the next."""
@@ -47,14 +66,19 @@ class SuspectWorker(msgspec.Struct, frozen=True):
     has_session: bool
 
 
-class FleetAtPass(msgspec.Struct, frozen=True):
-    """The state in which a pass finds the fleet, or leaves it."""
+class FleetAtPass(msgspec.Struct):
+    """The state in which a pass finds the fleet, and leaves it."""
 
     now: datetime
+    """The database's clock at the beginning of the pass."""
     evened_out: str | None
+    """The fleet for which no move was found, as a fingerprint: it need not be considered again."""
     waiting_after: int
+    """The feed without a place after which the next pass goes on."""
     sweep_at: datetime | None
+    """When the latest sweep began."""
     swept_to: int | None
+    """The feed that the next pass sweeps on from; None when the sweep is done."""
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -91,12 +115,43 @@ class Moving(msgspec.Struct, frozen=True):
     """Feeds that were asked to move and are not connected at their new worker yet, by that worker."""
     leaving: Mapping[UUID, int]
     """Workers that are to hand over all they have, with how many feeds that still are."""
-    candidates: Sequence[Candidate]
+    candidates: Sequence[EligibleWorker]
+    """Workers that may be given feeds."""
 
-    @property
-    def eligible(self) -> list[EligibleWorker]:
-        """Workers that may be given feeds."""
-        return eligible(self.candidates)
+
+class FeedToPlace(msgspec.Struct, frozen=True):
+    """What decides about the place of a feed, as the functions of the protocol answer it."""
+
+    feed_id: int
+    weight: float
+    tenant: str
+    selector: Mapping[str, Mapping[str, str]]
+    avoid: Mapping[str, float]
+    sink: str
+    remote: str
+
+
+class FeedThatWaits(FeedToPlace, frozen=True):
+    """A feed without a place."""
+
+    reason: Reason
+    promised_to: UUID | None
+
+
+class WaitingNow(msgspec.Struct, frozen=True):
+    """Feeds to place now, and after which of those without a place the next pass goes on."""
+
+    feeds: Sequence[FeedThatWaits]
+    after: int
+    known: Mapping[str, Experience]
+    """On which workers feeds failed that have landed records elsewhere since, by remote."""
+
+
+class Because(msgspec.Struct, frozen=True):
+    """Why a feed is idle."""
+
+    feed_id: int
+    reason: Reason
 
 
 class FeedThatRuns(FeedToPlace, frozen=True):
@@ -145,28 +200,20 @@ class Fleet:
             wake_reconcile(c)
 
 
-class ReconcilePass(PassAssignments):
+class ReconcilePass:
     """A pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def __init__(
         self, connection: Connection, beginning: Beginning, *, retention_days: int, measured_load: float
     ) -> None:
-        state = beginning.state
         self._c = connection
+        self.state = beginning.state
         self.suspects = beginning.suspects
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
         self.outage_grace = OutageGrace(beginning.served_since)
         self._retention_days = retention_days
         self._measured_load = measured_load
-        self.now = state.now
-        """The database's clock at the beginning of the pass."""
-        self.evened_out = state.evened_out
-        """The fleet for which no move was found, as a fingerprint: it need not be considered again."""
-        self._waiting_after = state.waiting_after
-        self._sweep_at = state.sweep_at
-        """When the latest sweep began."""
-        self._swept_to = state.swept_to
-        """The feed that the next pass goes on from; None when the sweep is done."""
+        self.now = beginning.state.now
         self._page: Mapping[str, int] | None = None
         """The feeds that this pass has swept."""
 
@@ -174,8 +221,7 @@ class ReconcilePass(PassAssignments):
         if self._page is not None:
             # At the end: it locks rows that owners report on, and must not wait for anybody after that.
             call(self._c, "weigh", int, **self._page, **self._means)
-        state = FleetAtPass(self.now, self.evened_out, self._waiting_after, self._sweep_at, self._swept_to)
-        call(self._c, "end_pass", int, state=msgspec.json.encode(state).decode())
+        call(self._c, "end_pass", int, state=document(self.state))
 
     def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
@@ -199,6 +245,55 @@ class ReconcilePass(PassAssignments):
             for feed_id, edit in edits
         ]
         call(self._c, "apply_edits", bool, edits=document(given), stop_within_s=stop_within_s)
+
+    # -- placement -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _means(self) -> dict[str, float]:
+        return means(self._c, measured=self._measured_load)
+
+    def waiting(self, *, limit: int) -> list[WaitingFeed]:
+        """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
+        that feeds without a place keep no others from theirs."""
+        found = call(
+            self._c, "waiting", WaitingNow, most=limit, after=self.state.waiting_after, **self._means
+        )
+        self.state.waiting_after = found.after
+        return [
+            WaitingFeed(
+                one.feed_id,
+                one.weight,
+                one.reason,
+                one.tenant,
+                selector_from(one.selector),
+                one.promised_to,
+                found.known.get(one.remote, NO_EXPERIENCE).avoided(avoided_from(one.avoid)),
+                one.sink,
+            )
+            for one in found.feeds
+        ]
+
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
+        """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
+        return call(self._c, "candidates", list[EligibleWorker], of_tenants=list(tenants))
+
+    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
+        places = [{"feed_id": feed_id, "worker_id": worker_id} for feed_id, worker_id in pairs]
+        within = limits.DISPATCH_TIMEOUT_S
+        return call(
+            self._c,
+            "assign",
+            list[Assignment],
+            places=document(places),
+            claim_within_s=within,
+            **self._means,
+        )
+
+    def explain(self, reasons: Sequence[tuple[int, Reason]]) -> None:
+        """Write why feeds are idle, where that changed."""
+        if not reasons:
+            return
+        call(self._c, "explain", int, reasons=document([Because(*one) for one in reasons]))
 
     # -- moves ---------------------------------------------------------------------------------------
 
@@ -234,16 +329,19 @@ class ReconcilePass(PassAssignments):
 
     def sweep_is_due(self, *, interval_s: float) -> bool:
         """Return whether a sweep is under way, or the last one began this long ago."""
-        if self._swept_to is not None or self._sweep_at is None:
-            return True
-        return self._sweep_at <= self.now - timedelta(seconds=interval_s)
+        s = self.state
+        return (
+            s.swept_to is not None
+            or s.sweep_at is None
+            or s.sweep_at <= s.now - timedelta(seconds=interval_s)
+        )
 
     def sweep(self) -> None:
         """Trim the history of one page of feeds, and weigh them anew at the end of the pass. The next pass goes on
         with the next page."""
-        c, after = self._c, self._swept_to or 0
-        if self._swept_to is None:
-            self._sweep_at = self.now
+        c, after = self._c, self.state.swept_to or 0
+        if self.state.swept_to is None:
+            self.state.sweep_at = self.now
         last = "SELECT id FROM feedq.feed WHERE id > %(after)s ORDER BY id LIMIT 1 OFFSET %(page)s - 1"
         upto = c.execute(last, {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
         self._page = page = {"after": after, "upto": BIGINT_MAX if upto is None else upto}
@@ -253,4 +351,18 @@ class ReconcilePass(PassAssignments):
             upto = after  # there is more to trim: this page once more
         elif upto is None:
             call(c, "forget", int, days=self._retention_days)
-        self._swept_to = upto
+        self.state.swept_to = upto
+
+
+def means(c: Connection, *, measured: float) -> dict[str, float]:
+    """The parameters of ``effective_weight``: what the mean feed of the fleet lands, and how much that counts."""
+    if not measured:
+        return {"measured": 0.0, "mean_rows": 0.0, "mean_bytes": 0.0}
+    sql = """
+        SELECT CAST(%(measured)s AS float8) AS measured,
+               coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_rows,
+               coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_bytes
+        FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id WHERE w.state <> 'gone'
+    """
+    means: dict[str, float] = c.execute(sql, {"measured": measured}).one()._asdict()
+    return means

@@ -16,13 +16,6 @@ from uuid import UUID
 from feedq.core.model import ANYWHERE, Reason, Selector
 from feedq.core.values import EVERY_OTHER
 
-LAG_MAX_S = 1.0
-"""A worker whose loop runs later than this is given nothing while another can take it: loops run a few
-milliseconds late under load, and one that is a second late does not serve what it has."""
-SILENT_SHARE = 2 / 3
-"""The part of a worker's ttl after which one that has not been heard from may well be stuck or cut off. An
-interval of heartbeats is at most half of a ttl."""
-
 Avoided: TypeAlias = tuple[tuple[str, datetime], ...]
 """Workers on which a feed failed, or others of its remote did, by name, each with the time when it last was so;
 the latest last."""
@@ -116,7 +109,7 @@ class EligibleWorker:
     sinks_down: frozenset[str] = frozenset()
     """Named sinks that it cannot write to just now."""
     lags: bool = False
-    """Whether its loop runs late, or its heartbeat is: see `lags`."""
+    """Whether its loop runs late, or its heartbeat is: see ``lags`` in `feedq/control/sql/passes.sql`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +130,6 @@ class Transfer:
     feed_id: int
     source: UUID
     target: UUID
-
-
-def lags(*, loop_lag_s: float, silent_s: float, ttl_s: float) -> bool:
-    """Return whether a worker may be stuck, going by its last heartbeat, which came ``silent_s`` ago and is
-    good for ``ttl_s``."""
-    return loop_lag_s > LAG_MAX_S or silent_s > SILENT_SHARE * ttl_s
 
 
 @dataclass(frozen=True, slots=True)
