@@ -16,6 +16,7 @@ from feedq.core.model import LeaseState, Reason, Version
 from feedq.errors import FeedqError
 from feedq.settings import settings
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of
 from tests.contract.harness import Harness, spec
 from tests.contract.shell import Shell, opened_shell
 
@@ -79,7 +80,7 @@ def test_a_sync_adds_changes_and_removes_and_says_so(
     view = stored.feeds.view("b")
     assert (view.feed.catalog, view.feed.generation, view.feed.spec.weight) == ("crm", 2, 2.0)
     assert (view.lease.state, view.lease.reason) == (LeaseState.IDLE, Reason.NEW)
-    events = stored.feeds.events("b")
+    events = events_of(stored, "b")
     assert [event.kind for event in events] == [EventKind.FEED_EDITED, EventKind.FEED_ADDED]
     detail = events[0].detail
     assert (detail["generation"], detail["changed"], detail["catalog"]) == (2, ["weight"], "crm")
@@ -116,7 +117,7 @@ def test_feeds_of_others_are_taken_over_when_that_is_said_and_run_on(
     assert "2 changed, 0 removed, = 0 unchanged" in done
     feeds = {one.name: (one.catalog, one.generation) for one in stored.feeds.declared()}
     assert feeds == {"mine": ("crm", 1), "theirs": ("crm", 2), "apart": (None, 1)}
-    assert stored.feeds.events("mine")[0].detail["changed"] == ["catalog"]
+    assert events_of(stored, "mine")[0].detail["changed"] == ["catalog"]
     assert "as at the last sync" in shell.ok("sync")
 
 

@@ -18,6 +18,7 @@ from feedq.core.roles import AccessRole, Caller
 from feedq.verbs.registry import OF, VERBS
 from feedq.web import dialogs
 from tests.api_client import ApiClient
+from tests.asking import events_of
 from tests.cluster import ROOT
 from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness
@@ -78,7 +79,7 @@ def test_command_address_role_audit_and_button_follow_from_the_function(
     dialog = dialogs.sent(at, button, f"name={FEED}", {"text": "pressed"})
     assert (dialog.done, dialog.problem) == ("Note: done", None)
 
-    told: list[Any] = [e.detail for e in harness.store.feeds.events(FEED) if "note" in e.detail]
+    told: list[Any] = [e.detail for e in events_of(harness.store, FEED) if "note" in e.detail]
     assert [one["note"] for one in told][::-1] == [
         "by hand",
         "operator of None",

@@ -11,6 +11,7 @@ import pytest
 from feedq.core.model import Feed, FeedBackfill, FeedView, Reason, Release, TargetState
 from feedq.core.selection import Selection
 from feedq.errors import Conflict, NotFound, Outdated
+from tests.asking import events_of
 from tests.contract.harness import Harness, spec, stock_of
 
 LIVE = "acme/orders"
@@ -39,7 +40,7 @@ class Bench:
         return found
 
     def told(self) -> list[dict[str, Any]]:
-        found = [event for event in self.feeds.events(LIVE) if event.kind.startswith("backfill_")]
+        found = [event for event in events_of(self.harness.store, LIVE) if event.kind.startswith("backfill_")]
         return [{"kind": event.kind, **event.detail} for event in reversed(found)]
 
     def finish(self, records: int) -> None:

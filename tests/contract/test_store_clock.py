@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from feedq.core.limits import DISPATCH_TIMEOUT_S
 from feedq.core.model import Load, Reason, Release, WorkerState
+from tests.asking import send_heartbeat
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness, stock_of
 
 STEP_S = 3600.0
@@ -19,14 +20,14 @@ def test_a_worker_that_died_before_the_step_is_gone_a_ttl_after_it(harness: Harn
     dead, alive = harness.worker("dead"), harness.worker("alive")
     make_a_pass(harness)
     harness.put_clock_back(STEP_S)
-    harness.store.workers.heartbeat(alive.id, Load(), ttl_s=TTL_S)
+    send_heartbeat(harness.store, alive.id, Load(), ttl_s=TTL_S)
     assert make_a_pass(harness) == 0
     for _ in range(3):
         harness.elapse(0.3 * TTL_S)
-        harness.store.workers.heartbeat(alive.id, Load(), ttl_s=TTL_S)
+        send_heartbeat(harness.store, alive.id, Load(), ttl_s=TTL_S)
         assert make_a_pass(harness) == 0, "its ttl is not over yet"
     harness.elapse(0.3 * TTL_S)
-    harness.store.workers.heartbeat(alive.id, Load(), ttl_s=TTL_S)
+    send_heartbeat(harness.store, alive.id, Load(), ttl_s=TTL_S)
     assert make_a_pass(harness) == 1
     states = {view.worker.name: view.worker.state for view in harness.store.workers.views(gone=True)}
     assert states == {dead.name: WorkerState.GONE, alive.name: WorkerState.ACTIVE}
@@ -88,7 +89,7 @@ def test_a_look_finds_heartbeats_that_lie_ahead(harness: Harness) -> None:
 def test_a_server_with_another_start_gives_everybody_a_ttl(harness: Harness) -> None:
     worker = harness.worker()
     harness.elapse(2 * TTL_S)
-    harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S)
     harness.elapse(1.2 * TTL_S)
     harness.execute(
         "UPDATE feedq.fleet SET alive_at = feedq.clock(), alive_since = alive_since - interval '1 day', "

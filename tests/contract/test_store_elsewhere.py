@@ -9,6 +9,7 @@ import pytest
 from feedq.core.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
 from feedq.core.placement.base import EligibleWorker, WaitingFeed
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of, send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, spec
 
 NO_TABLE = "sink 'default' has no table orders"
@@ -42,7 +43,7 @@ def candidates(harness: Harness) -> dict[str, EligibleWorker]:
 
 
 def kinds(harness: Harness, feed: Feed) -> list[str]:
-    return [event.kind for event in reversed(harness.store.feeds.events(feed.name))]
+    return [event.kind for event in reversed(events_of(harness.store, feed.name))]
 
 
 # -- on which workers it failed ----------------------------------------------------------------------
@@ -245,7 +246,7 @@ def test_a_mended_feed_is_running_as_any_other_and_history_says_so(harness: Harn
 
 
 def beat(harness: Harness, worker: Worker, load: Load, *, ttl_s: float = TTL_S) -> None:
-    assert harness.store.workers.heartbeat(worker.id, load, ttl_s=ttl_s) is not None
+    assert send_heartbeat(harness.store, worker.id, load, ttl_s=ttl_s) is not None
 
 
 def test_a_candidate_tells_which_sinks_it_cannot_write_to(harness: Harness) -> None:

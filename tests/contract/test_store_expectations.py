@@ -10,6 +10,7 @@ import pytest
 from feedq.control.store.expectations import Judged
 from feedq.core.expectations import read_expectations
 from feedq.core.model import Feed, TargetState
+from tests.asking import events_of
 from tests.contract.harness import Harness, progress
 
 SILENCE = {"max_silence": "60s"}
@@ -49,7 +50,7 @@ class Bench:
         return self.harness.execute("SELECT feed, kind, begins FROM feedq.alert ORDER BY id")
 
     def kinds(self, name: str = "acme/a") -> list[str]:
-        return [event.kind for event in self.store.feeds.events(name) if event.kind.startswith("expect")]
+        return [event.kind for event in events_of(self.store, name) if event.kind.startswith("expect")]
 
 
 @pytest.fixture

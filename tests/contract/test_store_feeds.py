@@ -15,11 +15,12 @@ from feedq.core.model import FeedSpec, LeaseState, Reason, Release, Selector, Ta
 from feedq.errors import Conflict, FeedqError, NotFound, Outdated
 from feedq.local.postgres import Postgres
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of
 from tests.contract.harness import Harness, spec
 
 
 def kinds(harness: Harness, name: str) -> list[str]:
-    return [event.kind for event in harness.store.feeds.events(name)]
+    return [event.kind for event in events_of(harness.store, name)]
 
 
 def test_a_declaration_is_read_back_as_it_was_written(harness: Harness) -> None:
@@ -52,7 +53,7 @@ def test_columns_keep_the_order_of_the_manifest(harness: Harness) -> None:
     assert harness.store.leases.stop_requests(worker.id) == []
 
 
-@pytest.mark.parametrize("verb", ["get", "view", "events", "restart", "remove"])
+@pytest.mark.parametrize("verb", ["get", "view", "restart", "remove"])
 def test_an_unknown_name_is_not_found_and_named(harness: Harness, verb: str) -> None:
     with pytest.raises(NotFound, match="acme/typo"):
         getattr(harness.store.feeds, verb)("acme/typo")
@@ -63,7 +64,7 @@ def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) ->
     edited = harness.store.feeds.edit(feed.spec.model_copy(update={"weight": 3.0, "tenant": "acme"}))
     assert edited.generation == feed.generation + 1
     assert edited.updated_at >= feed.updated_at
-    newest = harness.store.feeds.events(feed.name)[0]
+    newest = events_of(harness.store, feed.name)[0]
     assert newest.kind == EventKind.FEED_EDITED
     assert sorted(newest.detail["changed"]) == ["tenant", "weight"]
 
@@ -73,7 +74,7 @@ def test_history_keeps_what_each_option_was_and_became(harness: Harness) -> None
     feed = h.feed()
     labels, selector = {"team": "x" * 9_000}, Selector(required={"region": "eu"})
     h.store.feeds.edit(feed.spec.model_copy(update={"weight": 3.0, "labels": labels, "selector": selector}))
-    changes = h.store.feeds.events(feed.name)[0].detail["changes"]
+    changes = events_of(h.store, feed.name)[0].detail["changes"]
     assert changes["weight"] == [1.0, 3.0]
     assert changes["selector.required.region"] == ["(unset)", "eu"]
     assert changes["labels.team"][0] == "(unset)"
@@ -161,7 +162,7 @@ def test_history_is_newest_first_and_limited(harness: Harness) -> None:
         EventKind.LEASE_ASSIGNED,
         EventKind.FEED_ADDED,
     ]
-    released, claimed = harness.store.feeds.events(feed.name, limit=2)
+    released, claimed = events_of(harness.store, feed.name, limit=2)
     assert (released.epoch, released.worker_id) == (key[1], worker.id)
     assert released.detail["reason"] == "backoff"
     assert released.detail["error"] == "refused"
@@ -213,14 +214,14 @@ def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(harness: Harness
             assert f"feed '{name}' was {whose}, and is left alone" in str(change(kind, name, weight=9))
     assert harness.store.feeds.get("mine") == mine
     assert isinstance(change(EventKind.FEED_EDITED, "new", weight=9), tuple)
-    edited = harness.store.feeds.events("new")[0]
+    edited = events_of(harness.store, "new")[0]
     assert (edited.detail["changed"], edited.detail["catalog"]) == (["weight"], "crm")
     mark = OptionChange("catalog", ABSENT, "crm")
     taken = FeedChange(EventKind.FEED_EDITED, "mine", mine.spec, None, "crm", True, [mark])
     harness.store.feeds.change([taken])
     own = harness.store.feeds.get("mine")
     assert (own.catalog, own.generation) == ("crm", mine.generation)  # it runs on as it does
-    assert harness.store.feeds.events("mine")[0].detail["changed"] == ["catalog"]
+    assert events_of(harness.store, "mine")[0].detail["changed"] == ["catalog"]
     assert harness.store.feeds.declared(catalog="crm") == [own, harness.store.feeds.get("new")]
     assert isinstance(change(EventKind.FEED_REMOVED, "mine"), tuple)
 

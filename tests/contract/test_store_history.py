@@ -14,6 +14,7 @@ from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
 from feedq.core.roles import AccessRole, Caller
 from feedq.verbs.fleet import list_events
 from feedq.web.queries import WebQueries
+from tests.asking import events_of
 from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness
 
@@ -31,7 +32,7 @@ def fail(
 
 def history(harness: Harness, feed: Feed) -> list[Event]:
     """Oldest first."""
-    return harness.store.feeds.events(feed.name)[::-1]
+    return events_of(harness.store, feed.name)[::-1]
 
 
 def told(harness: Harness, feed: Feed) -> list[tuple[str, int]]:
@@ -125,7 +126,7 @@ def test_a_feed_with_very_many_events_is_trimmed_a_part_each_pass(
         with harness.in_a_pass() as p:
             assert p.sweep_is_due(interval_s=3600) or passes == 1
             p.sweep()
-        left = len(harness.store.feeds.events(feed.name, limit=1000))
+        left = len(events_of(harness.store, feed.name, limit=1000))
         assert left >= 200
     assert passes == 4
 

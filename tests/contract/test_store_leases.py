@@ -24,6 +24,7 @@ from feedq.core.model import (
     Worker,
 )
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of, send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, spec
 
 UNSTORABLE = "half \ud800, NUL \0"
@@ -159,7 +160,7 @@ def test_an_edit_starts_a_failed_feed_at_once(harness: Harness) -> None:
     harness.store.leases.release(worker.id, [failed])
     assert harness.reconcile()[1] == []
     harness.elapse(100)
-    harness.store.workers.heartbeat(worker.id, worker.load, ttl_s=60)
+    send_heartbeat(harness.store, worker.id, worker.load, ttl_s=60)
     assert harness.reconcile(sweep=True)[1] == []
     harness.store.feeds.edit(spec(weight=2.0))
     (again,) = harness.reconcile()[1]
@@ -203,7 +204,7 @@ def test_dead_letters_are_counted_as_long_as_they_are_there(harness: Harness) ->
     # Somebody has deleted rows of the table.
     gone({"landed": 0}, gone=0, are_left=False)
     assert there() == (0, 28)
-    told = [e for e in harness.store.feeds.events(feed.name) if e.kind == EventKind.DEAD_LETTERS_REPLAYED]
+    told = [e for e in events_of(harness.store, feed.name) if e.kind == EventKind.DEAD_LETTERS_REPLAYED]
     assert sum(event.detail["landed"] * event.count for event in told) == 23
 
 
@@ -302,7 +303,7 @@ def test_a_raised_epoch_is_above_both(harness: Harness, above: int, raised_to: i
     assert (harness.lease(feed).epoch, harness.lease(feed).state) == (raised_to, LeaseState.RUNNING)
     assert harness.store.leases.report(worker.id, [progress(key)]).held == [], "the old key is stale now"
     assert harness.store.leases.report(worker.id, [progress(new)]).held == [new]
-    assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_RAISED
+    assert events_of(harness.store, feed.name)[0].kind == EventKind.LEASE_RAISED
 
 
 def _stale(harness: Harness, feed: Feed, worker: Worker) -> FeedKey:
@@ -333,7 +334,7 @@ def test_a_claim_says_whether_the_owner_was_lost_a_moment_ago_beside_this_worker
     feed, lost = harness.feed(), harness.worker("a")
     beside = harness.worker("b", ttl_s=10_000)
     harness.elapse(1)
-    harness.store.workers.heartbeat(lost.id, Load(), ttl_s=TTL_S)
+    send_heartbeat(harness.store, lost.id, Load(), ttl_s=TTL_S)
 
     def claimed(worker: Worker) -> Claim:
         (claim,) = harness.store.leases.claim(worker.id, [harness.assign(feed, worker)])
@@ -362,7 +363,7 @@ def test_when_a_whole_fleet_was_lost_and_starts_anew_no_claim_is_one_after_a_los
 def test_what_had_no_place_for_long_after_a_loss_is_in_no_hurry(harness: Harness) -> None:
     feed, lost, beside = harness.feed(), harness.worker("a"), harness.worker("b", ttl_s=10_000)
     harness.elapse(1)
-    harness.store.workers.heartbeat(lost.id, Load(), ttl_s=TTL_S)
+    send_heartbeat(harness.store, lost.id, Load(), ttl_s=TTL_S)
     harness.run(feed, lost)
     harness.elapse(1)
     harness.expire_workers(lost)

@@ -23,6 +23,7 @@ from feedq.core.model import Concern, LeaseState, Load, NewWorker, Reason, Selec
 from feedq.core.selection import Selection, SelectionOrder
 from feedq.verbs.diagnosis.fleet_checks import summary
 from feedq.verbs.troubles import REASONS, TROUBLED
+from tests.asking import send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, spec
 from tests.fakes.listing import chosen_of, in_order, required_by, tallies_of, troubles_of
 from tests.fakes.standing import standing
@@ -173,13 +174,13 @@ def test_both_stores_judge_a_worker_by_its_heartbeat_and_not_by_its_feeds(harnes
     key = h.run(feed, worker)
     h.store.leases.report(worker.id, [replace(progress(key), connected=True)])
     assert h.store.feeds.view(feed.name).status is Status.STREAMING
-    h.store.workers.heartbeat(worker.id, Load(loop_lag_s=12.0), ttl_s=TTL_S)
+    send_heartbeat(h.store, worker.id, Load(loop_lag_s=12.0), ttl_s=TTL_S)
     view = h.store.feeds.view(feed.name)
     assert (view.status, view.because) == (
         Status.STALLED,
         f"its worker {worker.name} has stood still for 12 s",
     )
-    h.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    send_heartbeat(h.store, worker.id, Load(), ttl_s=TTL_S)
     assert h.store.feeds.view(feed.name).status is Status.STREAMING
     h.store.leases.report(worker.id, [replace(progress(key), failures=3, error="no route")])
     assert h.store.feeds.views(worker=worker.name)[0].status is Status.FAILING

@@ -11,6 +11,7 @@ from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, W
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of
 from tests.contract.harness import Harness, progress, stock_of
 
 HOLD_S = 20.0
@@ -46,7 +47,7 @@ def test_a_move_asks_the_owner_and_promises_the_feed(harness: Harness) -> None:
     assert (request.key, request.reason) == (key, Reason.MOVED)
     assert listener.wait(5)
     listener.close()
-    said = harness.store.feeds.events(feed.name)[0]
+    said = events_of(harness.store, feed.name)[0]
     assert (said.kind, said.worker_id) == (EventKind.STOP_REQUESTED, source.id)
     assert said.detail == {"reason": "moved", "to": "b"}
 
@@ -207,7 +208,7 @@ def test_an_owner_that_does_not_let_go_in_time_loses_the_feed(harness: Harness) 
     assert (lease.state, lease.reason, lease.due_at) == (LeaseState.IDLE, Reason.REAPED, None)
     assert lease.promised_to == target.id, "it goes where it was to go"
     assert not harness.is_due()
-    assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_REAPED
+    assert events_of(harness.store, feed.name)[0].kind == EventKind.LEASE_REAPED
     assert harness.store.leases.report(source.id, [progress(key)]).held == []
     assert harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)]) == []
 
@@ -224,7 +225,7 @@ def test_a_running_feed_moved_by_hand_is_asked_for(harness: Harness) -> None:
     again = harness.worker("c")
     moved(harness, feed.name, again.id)
     assert harness.lease(feed).promised_to == again.id, "whoever asks last decides"
-    told = [e.detail["to"] for e in harness.store.feeds.events(feed.name) if e.kind == EventKind.FEED_MOVED]
+    told = [e.detail["to"] for e in events_of(harness.store, feed.name) if e.kind == EventKind.FEED_MOVED]
     assert told == ["c", "b"], "people know workers by their names"
 
 

@@ -10,6 +10,7 @@ from feedq.control.store.passes import SuspectWorker
 from feedq.core.lease import Edit, Move
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of, send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, stock_of
 from tests.simulation.durations import Bounds
 
@@ -42,7 +43,7 @@ def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
     with pytest.raises(RuntimeError, match="killed here"):
         die_halfway()
     assert harness.lease(feed) == before
-    assert len(harness.store.feeds.events(feed.name)) == 1
+    assert len(events_of(harness.store, feed.name)) == 1
     assert harness.assign(feed, worker) == (feed.id, 1), "the epoch of the failed pass was never given out"
 
 
@@ -70,7 +71,7 @@ def test_expiry_frees_the_leases_in_the_same_transaction(harness: Harness) -> No
         WorkerState.GONE,
         WorkerState.ACTIVE,
     ]
-    assert harness.store.feeds.events("r")[0].kind == EventKind.LEASE_FREED
+    assert events_of(harness.store, "r")[0].kind == EventKind.LEASE_FREED
     assert harness.expire_workers(worker) == 0
 
 
@@ -82,14 +83,14 @@ def test_what_a_gone_worker_still_says_has_no_effect(harness: Harness) -> None:
     assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)]) == []
     assert harness.store.leases.raise_epoch(worker.id, key, above=9) is None
     assert harness.store.leases.held(worker.id) == []
-    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
+    assert send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S) is None
     assert harness.lease(feed) == before
 
 
 def _keep_alive(harness: Harness, worker: Worker, *, for_s: float, every_s: float, ttl_s: float) -> None:
     for _ in range(round(for_s / every_s)):
         harness.elapse(every_s)
-        assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=ttl_s) is not None
+        assert send_heartbeat(harness.store, worker.id, Load(), ttl_s=ttl_s) is not None
 
 
 @pytest.mark.parametrize("ttl_s", [0.6, 1.5, 3.0, 6.0, 60.0, 86_400.0])
@@ -104,7 +105,7 @@ def test_a_silence_of_everybody_begins_the_grace_period_anew(harness: Harness) -
     worker = harness.worker(ttl_s=60)
     _keep_alive(harness, worker, for_s=100, every_s=20, ttl_s=60)
     harness.elapse(31)
-    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=60) is not None
+    assert send_heartbeat(harness.store, worker.id, Load(), ttl_s=60) is not None
     _keep_alive(harness, worker, for_s=20, every_s=20, ttl_s=60)
     assert alive_for_s(harness, ttl_s=60) == pytest.approx(20, abs=5)
 
@@ -200,7 +201,7 @@ def test_an_assignment_never_claimed_goes_out_again_under_a_new_epoch(harness: H
     assert [a.key for a in sent] == [(feed.id, old[1] + 1)]
     assert harness.store.leases.claim(worker.id, [old]) == [], "the late message is stale"
     assert len(harness.store.leases.claim(worker.id, [sent[0].key])) == 1
-    assert EventKind.LEASE_OVERDUE in [e.kind for e in harness.store.feeds.events(feed.name)]
+    assert EventKind.LEASE_OVERDUE in [e.kind for e in events_of(harness.store, feed.name)]
 
 
 # -- placement ---------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def test_a_pass_with_everything_at_its_end_at_once_does_its_work(harness: Harnes
     if settings["settle_s"]:
         assert report.unplaced == {Reason.SETTLING: 1}
         harness.elapse(settings["settle_s"] - 30)
-        assert harness.store.workers.heartbeat(old.id, Load(), ttl_s=ttl_s) is not None
+        assert send_heartbeat(harness.store, old.id, Load(), ttl_s=ttl_s) is not None
         harness.elapse(60)
         _, sent = harness.reconcile(**settings)
     (assignment,) = sent
@@ -358,7 +359,7 @@ def test_a_measured_feed_weighs_what_it_lands_beside_the_others(harness: Harness
     rows = [progress(key, rows_per_s=n, bytes_per_s=n) for key, n in zip(keys, (50.0, 10.0), strict=True)]
     harness.store.leases.report(worker.id, rows)
     load = Load(rows_per_s=60.0, bytes_per_s=60.0)
-    harness.store.workers.heartbeat(worker.id, load, ttl_s=TTL_S)
+    send_heartbeat(harness.store, worker.id, load, ttl_s=TTL_S)
     harness.candidate(worker)  # the mean is over what workers are known to hold
     with harness.in_a_pass(measured_load=0.5) as p:
         weights = {h.feed_id: h.weight for h in p.movable([worker.id], limit=9)}

@@ -24,6 +24,7 @@ from feedq.errors import LeaseLost
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind
 from feedq.verbs import bulk
+from tests.asking import events_of
 from tests.contract.harness import Harness, progress
 
 STOOD_STILL = "its event loop stood still"
@@ -38,7 +39,7 @@ def in_hand(feed: Feed) -> Loss:
 
 
 def kinds(harness: Harness, feed: Feed) -> list[str]:
-    return [event.kind for event in harness.store.feeds.events(feed.name)]
+    return [event.kind for event in events_of(harness.store, feed.name)]
 
 
 def test_a_feed_that_is_named_with_certainty_is_quarantined_at_once(harness: Harness) -> None:

@@ -15,6 +15,7 @@ from feedq.core import limits
 from feedq.core.limits import DISPATCH_TIMEOUT_S
 from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.errors import Unavailable
+from tests.asking import send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, stock_of
 
 WAIT_S = 30.0
@@ -85,7 +86,7 @@ def test_a_heartbeat_that_races_with_an_expiry_learns_that_the_worker_is_gone(
     h.elapse(10)
     with h.in_a_pass() as p:
         (suspect,) = p.suspects
-        beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
+        beat = threads.submit(send_heartbeat, h.store, worker.id, Load(), ttl_s=5)
         h.wait_until_blocked(beat)
         p.expire_workers([suspect.worker.id])
     assert beat.result(WAIT_S) is None
@@ -99,7 +100,7 @@ def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
     h.elapse(10)
     with h.in_a_pass() as p:
         assert len(p.suspects) == 1
-        beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
+        beat = threads.submit(send_heartbeat, h.store, worker.id, Load(), ttl_s=5)
         h.wait_until_blocked(beat)
     assert beat.result(WAIT_S) is not None
 
@@ -118,7 +119,7 @@ def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
     def freeze() -> None:
         with h.in_a_pass() as p:
             p.assign([(feed.id, worker.id)])
-            beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=TTL_S)
+            beat = threads.submit(send_heartbeat, h.store, worker.id, Load(), ttl_s=TTL_S)
             h.wait_until_blocked(beat)
             renewed.append(beat.result(WAIT_S))  # while the pass is still frozen
 
@@ -182,7 +183,7 @@ def test_everything_at_once_never_deadlocks(
         wanted = [(v.feed.id, v.lease.epoch) for v in h.store.feeds.views(worker=worker.name)]
         h.store.leases.claim(worker.id, wanted)
         h.store.leases.report(worker.id, [progress(key) for key in wanted])
-        h.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+        send_heartbeat(h.store, worker.id, Load(), ttl_s=TTL_S)
         asked = h.store.leases.stop_requests(worker.id)
         h.store.leases.release(worker.id, [Release(*s.key, s.reason) for s in asked])
 

@@ -15,6 +15,7 @@ from feedq.control.store import passes
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
+from tests.asking import send_heartbeat
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress, stock_of
 from tests.contract.test_store_races import WAIT_S
 
@@ -65,7 +66,7 @@ def test_an_idle_pass_reads_no_row_of_any_feed(harness: Harness) -> None:
     many_running(h, workers, FEEDS)
     h.reconcile()
     h.reconcile()
-    beat = partial(h.store.workers.heartbeat, workers[0].id, Load(), ttl_s=999)
+    beat = partial(send_heartbeat, h.store, workers[0].id, Load(), ttl_s=999)
     for work in (h.reconcile, h.check_liveness, beat, h.store.workers.views):
         assert h.rows_read_by(work) <= PLANNER_ROWS
     assert h.rows_read_by(h.store.feeds.views) >= FEEDS, "the counters work"

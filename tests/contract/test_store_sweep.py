@@ -8,6 +8,7 @@ import pytest
 
 from feedq.core.model import LeaseState, Reason, Release, TargetState
 from feedq.telemetry.logs import EventKind
+from tests.asking import events_of
 from tests.contract.harness import Harness
 
 
@@ -59,7 +60,7 @@ def test_history_is_trimmed_after_its_retention(harness: Harness) -> None:
     harness.elapse(timedelta(days=20).total_seconds())
     harness.store.feeds.restart(feed.name)
     harness.reconcile(sweep=True)
-    assert [e.kind for e in harness.store.feeds.events(feed.name)] == [EventKind.FEED_RESTARTED]
+    assert [e.kind for e in events_of(harness.store, feed.name)] == [EventKind.FEED_RESTARTED]
 
 
 @pytest.mark.parametrize("reason", [None, "paused", "failed"])

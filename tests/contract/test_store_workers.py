@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.core.model import LeaseState, Load, Reason, WorkerState, WorkerTarget
+from tests.asking import send_heartbeat
 from tests.contract.harness import TTL_S, Harness
 
 
@@ -16,7 +17,7 @@ def test_a_worker_without_places_for_feeds_is_no_part_of_what_they_are_spread_ov
     taker, idle = harness.worker("a", capacity=7), harness.worker("b", capacity=0)
     with harness.in_a_pass() as p:
         assert [candidate.worker_id for candidate in p.candidates()] == [taker.id]
-    beat = harness.store.workers.heartbeat(idle.id, Load(), ttl_s=TTL_S)
+    beat = send_heartbeat(harness.store, idle.id, Load(), ttl_s=TTL_S)
     assert beat is not None
     assert beat.active_workers == 1
 
@@ -29,7 +30,7 @@ def test_two_sessions_of_one_name_are_two_workers_with_locks_of_their_own(harnes
 
 def test_a_heartbeat_says_what_others_know_of_the_sinks_that_are_away(harness: Harness) -> None:
     a, b, jobs_only = harness.worker("a"), harness.worker("b"), harness.worker("c", capacity=0)
-    beat = partial(harness.store.workers.heartbeat, ttl_s=TTL_S)
+    beat = partial(send_heartbeat, harness.store, ttl_s=TTL_S)
     beat(jobs_only.id, Load(sinks_up=("lake",)))
     beat(b.id, Load(sinks_up=("default",), sinks_down=("lake",)))
     answer = beat(a.id, Load(sinks_up=("ours",), sinks_down=("default", "lake", "new")))
@@ -47,7 +48,7 @@ def test_a_heartbeat_renews_and_carries_the_load(harness: Harness) -> None:
     worker = harness.worker()
     harness.elapse(40)
     load = Load(feeds=3, cpu=0.5, rss=1000, loop_lag_s=0.25, rows_per_s=7.5, bytes_per_s=99.0)
-    beat = harness.store.workers.heartbeat(worker.id, load, ttl_s=TTL_S)
+    beat = send_heartbeat(harness.store, worker.id, load, ttl_s=TTL_S)
     assert beat is not None
     assert (beat.state, beat.stops_pending) == (WorkerState.ACTIVE, False)
     (view,) = harness.store.workers.views()
@@ -60,8 +61,8 @@ def test_a_heartbeat_renews_and_carries_the_load(harness: Harness) -> None:
 def test_a_heartbeat_of_a_gone_or_unknown_worker_is_refused(harness: Harness) -> None:
     worker = harness.worker()
     harness.expire_workers(worker)
-    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
-    assert harness.store.workers.heartbeat(uuid4(), Load(), ttl_s=TTL_S) is None
+    assert send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S) is None
+    assert send_heartbeat(harness.store, uuid4(), Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.views() == []
 
 
@@ -69,7 +70,7 @@ def test_a_heartbeat_tells_claims_from_stops_and_of_both(harness: Harness) -> No
     worker, first, second = harness.worker(), harness.feed("first"), harness.feed("second")
 
     def pending() -> tuple[bool, bool]:
-        answer = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+        answer = send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S)
         assert answer is not None
         return answer.claims_pending, answer.stops_pending
 
@@ -83,12 +84,12 @@ def test_a_heartbeat_tells_claims_from_stops_and_of_both(harness: Harness) -> No
 
 def test_a_heartbeat_says_how_long_ago_a_pass_finished(harness: Harness) -> None:
     worker = harness.worker()
-    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    beat = send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S)
     assert beat is not None
     assert beat.pass_age_s is None
     harness.absorb_edits()
     harness.elapse(30)
-    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    beat = send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S)
     assert beat is not None
     assert beat.pass_age_s == pytest.approx(30, abs=5)
 
@@ -134,7 +135,7 @@ def test_a_heartbeat_says_how_many_workers_the_last_pass_counted(harness: Harnes
     harness.store.workers.drain(draining.id)
 
     def counted() -> int:
-        beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+        beat = send_heartbeat(harness.store, worker.id, Load(), ttl_s=TTL_S)
         assert beat is not None
         return beat.active_workers
 

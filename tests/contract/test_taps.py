@@ -14,6 +14,7 @@ from feedq.core.model import FeedSpec, Load
 from feedq.core.tap import LISTENERS_MAX, PARTS_KEPT, TapPart, TappedRecord
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.event_names import EventKind
+from tests.asking import send_heartbeat
 from tests.contract.harness import TTL_S, Harness
 from tests.contract.test_supervisor import Stage, stage
 
@@ -26,7 +27,7 @@ def part(feed_id: int, text: str = "a", *, epoch: int = 1, left_out: int = 0, re
 
 
 def tapped(harness: Harness, worker_id: UUID) -> tuple[int, ...]:
-    answer = harness.store.workers.heartbeat(worker_id, Load(), ttl_s=TTL_S)
+    answer = send_heartbeat(harness.store, worker_id, Load(), ttl_s=TTL_S)
     assert answer is not None
     return answer.tapped
 

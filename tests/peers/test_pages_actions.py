@@ -13,6 +13,7 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Load, NewWorker
 from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
+from tests.asking import send_heartbeat
 from tests.cluster import wait_until
 from tests.peers.browser import PHONE_DARK, Browser
 from tests.peers.control_room import OPERATOR, TENANT_OPERATOR, VIEWER, ControlRoom
@@ -178,7 +179,7 @@ def test_problems_of_workers_and_schedules_are_listed_and_fit(room: ControlRoom)
     cut_off = NewWorker(uuid4(), "w9@elsewhere", "node.w9", 0, "elsewhere", 1, "0")
     with closing(PostgresStore(room.cluster.database_url)) as store:
         store.workers.register(cut_off, ttl_s=3600)
-        store.workers.heartbeat(cut_off.id, Load(sinks_down=("warehouse",)), ttl_s=3600)
+        send_heartbeat(store, cut_off.id, Load(sinks_down=("warehouse",)), ttl_s=3600)
         store.jobs.schedules.add(
             schedule_spec(NIGHTLY, every=86_400, task="acme.roll_up", pause_on_failure=1)
         )

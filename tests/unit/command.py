@@ -36,6 +36,7 @@ from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.verbs.registry import At, Told
+from tests.asking import send_heartbeat
 from tests.fakes import ManualClock
 from tests.fakes.control import current
 from tests.fakes.sink import MemorySink
@@ -138,7 +139,7 @@ class Command:
         """A worker that has settled."""
         new = NewWorker(uuid4(), name, f"node.{name}", capacity, "host", 4711, "0.1.0")
         worker = self.store.workers.register(new, ttl_s=1e6)
-        self.store.workers.heartbeat(worker.id, Load(feeds=1, cpu=0.25, rss=50_000_000), ttl_s=1e6)
+        send_heartbeat(self.store, worker.id, Load(feeds=1, cpu=0.25, rss=50_000_000), ttl_s=1e6)
         self.clock.advance(60)
         return worker
 

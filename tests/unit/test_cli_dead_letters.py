@@ -16,6 +16,7 @@ from feedq.errors import SinkUnavailable
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.landing import AT_ONCE
+from tests.asking import events_of
 from tests.fakes.control import current
 from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
@@ -77,7 +78,7 @@ class Bench:
         return msgspec.json.decode(self.run(verb, *arguments, "--json").stdout)
 
     def told(self, kind: EventKind) -> list[Any]:
-        told = (event.detail for event in self.store.feeds.events(NAME) if event.kind == kind)
+        told = (event.detail for event in events_of(self.store, NAME) if event.kind == kind)
         return [{key: value for key, value in detail.items() if key != "by"} for detail in told]
 
     @property

@@ -32,6 +32,7 @@ from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.settings import Settings
 from feedq.verbs.registry import At
 from feedq.verbs.workers import WorkerAction, act_on_worker, find_worker
+from tests.asking import send_heartbeat
 from tests.fakes.control import SteppedStore, current
 from tests.fakes.fleet import move_feed
 
@@ -109,7 +110,7 @@ def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(
     with pytest.raises(KeyboardInterrupt):
         reconcile(store, die, SETTINGS)
     store.clock.advance(DISPATCH_TIMEOUT_S)
-    store.workers.heartbeat(worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
+    send_heartbeat(store, worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
     report, sent = run(store)
     assert report.overdue == 1
     assert [a.epoch for a in sent] == [2]
@@ -185,7 +186,7 @@ def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store
     ids = add_feeds(store, 3)
     run(store)
     store.clock.advance(DISPATCH_TIMEOUT_S + 1)
-    store.workers.heartbeat(silent.id, Load(), ttl_s=SETTINGS.ttl_s)
+    send_heartbeat(store, silent.id, Load(), ttl_s=SETTINGS.ttl_s)
     full, other = add_worker(store, "full", capacity=2), add_worker(store, "other")
     for name in ("f1", "f2"):
         move_feed(store, name, "full", SETTINGS)

@@ -13,6 +13,7 @@ from feedq.control.store.passes import ReconcilePass
 from feedq.core import limits
 from feedq.core.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
 from feedq.errors import Unavailable
+from tests.asking import send_heartbeat
 from tests.fakes.control import SteppedStore, current
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
 
@@ -35,7 +36,7 @@ def die_with(store: SteppedStore, feeds: int) -> Worker:
     heir = add_worker(store, "heir", capacity=feeds)
     for _ in range(round(SETTINGS.ttl_s) + 1):
         store.clock.advance(1)
-        store.workers.heartbeat(heir.id, heir.load, ttl_s=SETTINGS.ttl_s)
+        send_heartbeat(store, heir.id, heir.load, ttl_s=SETTINGS.ttl_s)
     return heir
 
 

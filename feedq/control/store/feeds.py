@@ -28,14 +28,13 @@ from feedq.control.store.feed_rows import (
     read_feeds,
     read_views,
 )
-from feedq.control.store.history import EventFilter, EventListing, told_of
+from feedq.control.store.history import told_of
 from feedq.control.store.leases import brief_cursor
 from feedq.control.store.protocol import call, document
 from feedq.core.authorship import not_own, own_tenant
 from feedq.core.differences import OptionChange, difference
 from feedq.core.model import (
     ChangedCursor,
-    Event,
     Feed,
     FeedBackfill,
     FeedSpec,
@@ -304,11 +303,6 @@ class Feeds(Aggregate):
         """
         given = {"names": None if names is None else list(names), "tenant": tenant, "catalog": catalog}
         return read_feeds(c, which, given)
-
-    def events(self, name: str, *, limit: int = 50) -> list[Event]:
-        """Newest first."""
-        which = EventFilter(feed=self.get(name))
-        return [found.event for found in EventListing(self._database).before(which, limit=limit)]
 
 
 def made(outcome: Version | FeedqError) -> None:

@@ -55,10 +55,6 @@ class Workers(Aggregate):
             raise LeaseLost(f"feed {key[0]}: its worker does not hold epoch {key[1]} any more")
         return read(answer, Worker)
 
-    @in_statement
-    def heartbeat(self, c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
-        return renew(c, worker_id, load, ttl_s=ttl_s)
-
     def drain(self, worker_id: UUID) -> bool:
         """The process is ending: it takes no more feeds, and releases those it has by itself. What it has
         not claimed yet is free at once. False when it is gone."""
