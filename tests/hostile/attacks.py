@@ -95,6 +95,7 @@ def _too_large(name: str, script: Script | None, option: str = "max_record_bytes
     return Attack(name, script, f"raise source.{option}", FeedMisconfigured, options)
 
 
+CSV: Final = {"format": "csv", "csv": {"fields": ["a", "b"], "header": True}, "cursor": "/a"}
 POLL: Final = {"mode": "poll"}
 ELEMENTS: Final = {"mode": "poll", "records": ""}
 CLOSED: Final = "closed by the peer"
@@ -178,10 +179,11 @@ TCP: Final = (
     ),
     Attack(
         "tcp: fields without an end",
-        says(b"", b'"' + b"," * 2**19 + b"\n", bytes_max=2**24),
+        says(b"", b"," * 2**19 + b"\n", bytes_max=2**24),
         CLOSED,
-        options={"format": "csv", "csv": {"fields": ["a", "b"], "header": True}, "cursor": "/a"},
+        options=CSV,
     ),
+    _too_large("tcp: quotes without an end", says(b"", b'"' + b",\n" * 2**18), "max_record_bytes", **CSV),
 )
 
 WEBSOCKET: Final = (
@@ -265,8 +267,9 @@ HTTP: Final = (
     Attack(
         "http: a poll of archives of nothing",
         http(GZIP, gzip.compress(b"") * 100_000),
-        "no list",
+        "",
         options=ELEMENTS,
+        goes_on=True,
     ),
     _too_large(
         "http: a poll of eight million records",
