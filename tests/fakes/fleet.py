@@ -356,7 +356,11 @@ class FakeFleet:
         election = Election(
             self.control.url, holder=BEAT, host="paper", pid=1, ttl_s=LEADER_TTL_S, settle_s=s.settle_s
         )
-        assert election.campaign()
+        try:
+            assert election.campaign()
+        except BaseException:
+            election.close()
+            raise
         return election
 
     def _reconcile(self) -> None:

@@ -46,14 +46,22 @@ FROM feedq.feed f;
 -- A feed that lands nothing reports nothing: beyond half a minute its rates are taken to fade. It weighs a hundredth
 -- at least: none at all would let any number of them go to one worker. Rounded, so that two who compute it agree.
 CREATE FUNCTION feedq_1.effective_weight(
-    f feedq.feed, p feedq.progress, measured float8, mean_rows float8, mean_bytes float8
+    f feedq.feed, p feedq.progress, measured float8, means float8[]
 ) RETURNS float8 LANGUAGE sql VOLATILE AS $body$
-    SELECT CASE WHEN measured = 0 OR p.reported_at IS NULL OR mean_rows = 0 AND mean_bytes = 0 THEN f.weight
+    SELECT CASE WHEN measured = 0 OR p.reported_at IS NULL OR means = '{0,0}' THEN f.weight
         ELSE greatest(0.01, round(((1 - measured) * f.weight + measured
             * exp(-least(greatest(extract(epoch FROM feedq.clock() - p.reported_at)::float8 / 30 - 1, 0), 20))
-            * (coalesce(p.rows_per_s / nullif(mean_rows, 0), p.bytes_per_s / mean_bytes)
-                + coalesce(p.bytes_per_s / nullif(mean_bytes, 0), p.rows_per_s / mean_rows)) / 2
+            * (coalesce(p.rows_per_s / nullif(means[1], 0), p.bytes_per_s / means[2])
+                + coalesce(p.bytes_per_s / nullif(means[2], 0), p.rows_per_s / means[1])) / 2
             )::numeric, 2)::float8) END
+$body$;
+
+-- The rows and the bytes a second that the mean feed of the fleet lands. Nothing is read where they count for nothing.
+CREATE FUNCTION feedq_1.means(measured float8) RETURNS float8[] LANGUAGE sql STABLE AS $body$
+    SELECT CASE WHEN measured = 0 THEN '{0,0}' ELSE (
+        SELECT ARRAY[coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0),
+            coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0)]
+        FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id WHERE w.state <> 'gone') END
 $body$;
 
 -- Locks those of these leases that nobody else has locked, with their feeds and progress, and answers with their feeds.

@@ -443,9 +443,10 @@ END $body$;
 -- Feeds to place now, and after which of those without a place the next pass is to go on: when there are more than `most`
 -- it begins where this one ends, so that feeds without a place keep no others from theirs. And what is `known` of workers
 -- on which feeds failed that have landed records elsewhere since.
-CREATE FUNCTION feedq_1.waiting(most int, after bigint, measured float8, mean_rows float8, mean_bytes float8)
-RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.waiting(most int, after bigint, measured float8) RETURNS json
+LANGUAGE plpgsql AS $body$
 DECLARE
+    means constant float8[] := feedq_1.means(measured);
     last constant bigint := 9223372036854775807;
     ids bigint[];
     without_place bigint[];
@@ -481,7 +482,7 @@ BEGIN
         SELECT json_agg(json_build_object(
             'feed_id', l.feed_id, 'reason', l.reason, 'promised_to', l.promised_to, 'tenant', f.tenant,
             'selector', f.selector, 'avoid', l.avoid, 'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
-            'weight', feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes)) ORDER BY l.feed_id)
+            'weight', feedq_1.effective_weight(f, p, measured, means)) ORDER BY l.feed_id)
         INTO found FROM feedq.lease l
         JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
         WHERE l.feed_id = ANY (ids)
@@ -499,10 +500,10 @@ END $body$;
 --
 -- A worker that is asked to drain meanwhile has its row locked: either it is not serving any more, or it finds what it
 -- was given and gives it back. What somebody has locked for longer waits for a later pass.
-CREATE FUNCTION feedq_1.assign(
-    places json, claim_within_s float8, measured float8, mean_rows float8, mean_bytes float8
-) RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.assign(places json, claim_within_s float8, measured float8) RETURNS json
+LANGUAGE plpgsql AS $body$
 DECLARE
+    means constant float8[] := feedq_1.means(measured);
     assigned json;
     owners uuid[];
 BEGIN
@@ -511,7 +512,7 @@ BEGIN
     WITH given AS (
         SELECT * FROM json_to_recordset(places) AS given (feed_id bigint, worker_id uuid)
     ), locked AS (
-        SELECT given.*, w.queue, feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes) AS weight,
+        SELECT given.*, w.queue, feedq_1.effective_weight(f, p, measured, means) AS weight,
             l.state, w.state AS worker_state, w.target_state
         FROM given
         JOIN feedq.lease l USING (feed_id)
@@ -644,15 +645,16 @@ END $body$;
 
 -- Running feeds of these workers, of each worker the ones that have run there longest, and at most so many. And what is
 -- `known` of workers on which feeds failed.
-CREATE FUNCTION feedq_1.movable(owners uuid[], most int, measured float8, mean_rows float8, mean_bytes float8)
-RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.movable(owners uuid[], most int, measured float8) RETURNS json
+LANGUAGE plpgsql AS $body$
 DECLARE
+    means constant float8[] := feedq_1.means(measured);
     found json;
 BEGIN
     SELECT json_agg(json_build_object(
         'feed_id', f.id, 'worker_id', held.worker_id, 'tenant', f.tenant, 'selector', f.selector, 'avoid', l.avoid,
         'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
-        'weight', feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes)) ORDER BY held.running_since, f.id)
+        'weight', feedq_1.effective_weight(f, p, measured, means)) ORDER BY held.running_since, f.id)
     INTO found
     FROM unnest(owners) AS source (id) CROSS JOIN LATERAL (
         SELECT feed_id, worker_id, running_since FROM feedq.lease
@@ -672,15 +674,14 @@ END $body$;
 
 -- Writes what the feeds of a page weigh by now, if that has changed by more than a tenth of itself. At the end of a
 -- pass: it locks rows that owners report on, and must not wait for anybody after that.
-CREATE FUNCTION feedq_1.weigh(
-    after bigint, upto bigint, measured float8, mean_rows float8, mean_bytes float8
-) RETURNS int LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.weigh(after bigint, upto bigint, measured float8) RETURNS int LANGUAGE plpgsql AS $body$
 DECLARE
+    means constant float8[] := feedq_1.means(measured);
     step constant float8 := 0.1;
     weighed int;
 BEGIN
     WITH weighed AS MATERIALIZED (
-        SELECT l.feed_id, l.weight AS before, feedq_1.effective_weight(f, p, measured, mean_rows, mean_bytes) AS weight
+        SELECT l.feed_id, l.weight AS before, feedq_1.effective_weight(f, p, measured, means) AS weight
         FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
         WHERE l.feed_id > after AND l.feed_id <= upto AND l.worker_id IS NOT NULL AND NOT f.dirty
     ), changed AS (

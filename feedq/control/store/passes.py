@@ -26,7 +26,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cached_property
 from uuid import UUID
 
 import msgspec
@@ -212,7 +211,7 @@ class ReconcilePass:
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
         self.outage_grace = OutageGrace(beginning.served_since)
         self._retention_days = retention_days
-        self._measured_load = measured_load
+        self._measured = measured_load
         self.now = beginning.state.now
         self._page: Mapping[str, int] | None = None
         """The feeds that this pass has swept."""
@@ -220,7 +219,7 @@ class ReconcilePass:
     def stamp(self) -> None:
         if self._page is not None:
             # At the end: it locks rows that owners report on, and must not wait for anybody after that.
-            call(self._c, "weigh", int, **self._page, **self._means)
+            call(self._c, "weigh", int, **self._page, measured=self._measured)
         call(self._c, "end_pass", int, state=document(self.state))
 
     def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
@@ -248,15 +247,16 @@ class ReconcilePass:
 
     # -- placement -----------------------------------------------------------------------------------
 
-    @cached_property
-    def _means(self) -> dict[str, float]:
-        return means(self._c, measured=self._measured_load)
-
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
         that feeds without a place keep no others from theirs."""
         found = call(
-            self._c, "waiting", WaitingNow, most=limit, after=self.state.waiting_after, **self._means
+            self._c,
+            "waiting",
+            WaitingNow,
+            most=limit,
+            after=self.state.waiting_after,
+            measured=self._measured,
         )
         self.state.waiting_after = found.after
         return [
@@ -286,7 +286,7 @@ class ReconcilePass:
             list[Assignment],
             places=document(places),
             claim_within_s=within,
-            **self._means,
+            measured=self._measured,
         )
 
     def explain(self, reasons: Sequence[tuple[int, Reason]]) -> None:
@@ -307,7 +307,7 @@ class ReconcilePass:
         if not worker_ids:
             return []
         share = max(1, limit // len(worker_ids))
-        given = {"owners": list(worker_ids), "most": share, **self._means}
+        given = {"owners": list(worker_ids), "most": share, "measured": self._measured}
         found = call(self._c, "movable", Movable, **given)
         held = []
         for one in found.feeds:
@@ -352,17 +352,3 @@ class ReconcilePass:
         elif upto is None:
             call(c, "forget", int, days=self._retention_days)
         self.state.swept_to = upto
-
-
-def means(c: Connection, *, measured: float) -> dict[str, float]:
-    """The parameters of ``effective_weight``: what the mean feed of the fleet lands, and how much that counts."""
-    if not measured:
-        return {"measured": 0.0, "mean_rows": 0.0, "mean_bytes": 0.0}
-    sql = """
-        SELECT CAST(%(measured)s AS float8) AS measured,
-               coalesce(sum(w.rows_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_rows,
-               coalesce(sum(w.bytes_per_s) / greatest(sum(h.feeds), 1), 0) AS mean_bytes
-        FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id WHERE w.state <> 'gone'
-    """
-    means: dict[str, float] = c.execute(sql, {"measured": measured}).one()._asdict()
-    return means
