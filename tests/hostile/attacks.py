@@ -183,7 +183,13 @@ TCP: Final = (
         CLOSED,
         options=CSV,
     ),
-    _too_large("tcp: quotes without an end", says(b"", b'"' + b",\n" * 2**18), "max_record_bytes", **CSV),
+    _too_large("tcp: a quote without an end", says(b'"', b",\n" * 2**18), **CSV),
+    Attack(
+        "tcp: quotes and short lines",
+        says(b"", b'"' + b",\n" * 2**11, bytes_max=2**24),
+        CLOSED,
+        options=CSV,
+    ),
 )
 
 WEBSOCKET: Final = (
