@@ -245,10 +245,25 @@ class RedisConnector:
             return last if self._options.start == "now" else ZERO
         position = _kept(kept)
         if info and last < position:
-            self._log_gap(stream, f"its last id {_text(last)} is before the cursor {kept}: it was made anew")
-        elif info and last > position and info.get(b"first-entry") is None:
+            return self._start_over(stream, last, position)
+        if info and last > position and info.get(b"first-entry") is None:
             self._log_gap(stream, f"everything after the cursor {kept} was trimmed or deleted")
         return position
+
+    def _start_over(self, stream: bytes, last: Id, position: Id) -> Id:
+        """Ids only grow, unless a stream is deleted and made anew, or restored; then none may ever follow our
+        position."""
+        made_anew = f"its last id {_text(last)} is before the cursor {_text(position)}: it was made anew"
+        self._log_gap(stream, f"{made_anew}, and is read from its beginning")
+        return ZERO
+
+    async def _look_for_new_streams(self, link: RedisLink, positions: dict[bytes, Id]) -> None:
+        """Whether a stream that brings nothing has been made anew under our eyes."""
+        link.send(*(("XINFO", "STREAM", stream) for stream in positions))
+        for stream, position in positions.items():
+            info = _pairs(await link.answer(unless="no such key"))
+            if info and (last := _id(info.get(b"last-generated-id"))) < position:
+                positions[stream] = self._start_over(stream, last, position)
 
     def _log_gap(self, stream: bytes, detail: str) -> None:
         log_gap(self._context, f"{self._location} {stream.decode()}", detail)
@@ -294,6 +309,8 @@ class RedisConnector:
                     records, held = [], 0
         if failure is None:
             self._adapt_count(count, size)
+            if not count:
+                await self._look_for_new_streams(link, positions)
             self._ask(link, positions)
         if records:
             yield self._batch(records, positions)

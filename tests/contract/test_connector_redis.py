@@ -108,24 +108,33 @@ async def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_t
     assert driver.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
 
 
-async def test_a_stream_that_was_made_anew_is_told(source: Source) -> None:
-    source.add("a", b"1", id="5-1")
-    source.add("a", b"2", id="9-1")
-    driver = source.driver("a")
-    driver.cursor = {"a": "9-0"}
-    source.client.delete("a")
-    source.add("a", b"1", id="5-1")
-    source.add("a", b"2", id="8-1")
+@pytest.mark.parametrize("while_connected", [False, True])
+async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(
+    source: Source, while_connected: bool
+) -> None:
+    def make_anew() -> None:
+        source.client.delete("a")
+        source.add("a", b"1", id="5-1")
+        source.add("a", b"2", id="8-1")
+
+    source.add("a", b"old", id="9-0")
+    source.add("b", b"other", id="9-0")
+    driver = source.driver("a", "b", idle_timeout_s=4.0)
     with capture_logs() as logs:
-        async with aclosing(driver.open()) as stream:
-            reading = asyncio.ensure_future(pull(driver, stream, count=1))
-            async with asyncio.timeout(20):
-                while not driver.connected:
-                    await asyncio.sleep(0.001)
-            source.add("a", b"3", id="9-1")
-            await reading
-    assert driver.records == [b"3"]
-    assert gaps(logs) == ["its last id 8-1 is before the cursor 9-0: it was made anew"]
+        if while_connected:
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=2)
+                make_anew()
+                await pull(driver, stream, count=4)
+        else:
+            await driver.land(2)
+            make_anew()
+            await driver.land(4)
+    assert driver.records[2:] == [b"1", b"2"]
+    assert driver.cursor == {"a": "8-1", "b": "9-0"}
+    assert gaps(logs) == [
+        "its last id 8-1 is before the cursor 9-0: it was made anew, and is read from its beginning"
+    ]
 
 
 async def test_a_stream_that_is_trimmed_behind_its_reader_is_no_gap(source: Source) -> None:

@@ -95,7 +95,7 @@ def _too_large(name: str, script: Script | None, option: str = "max_record_bytes
     return Attack(name, script, f"raise source.{option}", FeedMisconfigured, options)
 
 
-CSV: Final = {"format": "csv", "csv": {"fields": ["a", "b"], "header": True}, "cursor": "/a"}
+CSV: Final[dict[str, Any]] = {"format": "csv", "csv": {"fields": ["a", "b"], "header": True}, "cursor": "/a"}
 POLL: Final = {"mode": "poll"}
 ELEMENTS: Final = {"mode": "poll", "records": ""}
 CLOSED: Final = "closed by the peer"
