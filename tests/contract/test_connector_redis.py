@@ -38,6 +38,19 @@ async def test_each_of_several_streams_is_resumed_after_its_own_cursor(source: S
     assert sorted(driver.records) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
+async def test_while_none_of_its_streams_is_there_a_feed_says_what_it_waits_for(source: Source) -> None:
+    driver = source.driver("orders")
+    async with aclosing(driver.open()) as stream:
+        reading = asyncio.ensure_future(anext(stream))
+        async with asyncio.timeout(20):
+            while not driver.waiting:
+                await asyncio.sleep(0.001)
+            source.add("orders", b"1")
+            assert (await reading).split() == (b"1",)
+    (said,) = driver.waiting
+    assert said.endswith("there is no stream orders; it is waited for")
+
+
 async def test_a_stream_that_is_added_to_a_feed_begins_where_start_says(source: Source) -> None:
     source.add("a", b"1")
     driver = source.driver("a")
