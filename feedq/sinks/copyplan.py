@@ -38,6 +38,7 @@ from feedq.sinks.copytext import (
     BeyondUs,
     Chunk,
     ColumnRows,
+    Span,
     UnreadableRecord,
     check,
     chunks,
@@ -184,16 +185,19 @@ class DefaultRows:
 
     def encode(self, chunk: Chunk) -> bytes:
         """Rows of a chunk, whatever is in the records."""
-        return b"".join([self._rows(_head(span.write, span.batch), span.records) for span in chunk])
+        return b"".join([self._rows(span, span.records) for span in chunk])
 
     def encode_strictly(self, chunk: Chunk) -> bytes:
         """Rows of a chunk. Raises `UnreadableRecord` if the payload's column can hold one of the records not."""
+        rows = []
         for span in chunk:
-            if not self._are_sound(span.text, span.records):
-                if len(span.records) > 1:
+            records = span.records
+            if not self._are_sound(span.text, records):
+                if len(records) > 1:
                     raise UnreadableRecord("one of several records")
-                self._check(span.records[0])
-        return self.encode(chunk)
+                self._check(records[0])
+            rows.append(self._rows(span, records))
+        return b"".join(rows)
 
     def _check(self, record: bytes) -> None:
         if self._type == "bytea":
@@ -221,8 +225,8 @@ class DefaultRows:
             return False
         return NUL not in text
 
-    def _rows(self, head: bytes, records: Sequence[bytes]) -> bytes:
-        version = self._version
+    def _rows(self, span: Span, records: Sequence[bytes]) -> bytes:
+        head, version = _head(span.write, span.batch), self._version
         if len(records) == 1:
             return b"".join((head, _length(len(version) + len(records[0])), version, records[0]))
         lengths = list(map(len, records))
