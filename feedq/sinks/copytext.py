@@ -59,6 +59,7 @@ NUL_ERROR: Final = 'invalid byte sequence for encoding "UTF8": 0x00 (22021)'
 _ESCAPED: Final = re.compile(r"\\(.)")
 _SAID: Final = {"t": "\t", "n": "\n", "r": "\r"}
 
+_elements: Final = msgspec.json.Decoder(list[Raw]).decode
 parsed: Final = msgspec.json.Decoder(Raw).decode
 """Takes what is JSON, and makes nothing of it. Raises `msgspec.DecodeError`, `RecursionError`."""
 
@@ -251,11 +252,23 @@ class Kind(Enum):
     TEXT = auto()
     JSON = auto()
     BYTES = auto()
+    INTEGER = auto()
+    """A number that ends with ``.0`` goes there without it."""
+    ARRAY = auto()
+    """Of PostgreSQL: an array of JSON goes there in its notation."""
 
     @classmethod
     def of(cls, column: Column) -> Kind:
-        kinds = {"json": cls.JSON, "jsonb": cls.JSON, "bytea": cls.BYTES, "bytes": cls.BYTES}
-        return kinds.get(column.type, cls.TEXT)
+        return cls.ARRAY if column.type.endswith("[]") else _KINDS.get(column.type, cls.TEXT)
+
+
+_KINDS: Final = {
+    **dict.fromkeys(("json", "jsonb"), Kind.JSON),
+    **dict.fromkeys(("bytea", "bytes"), Kind.BYTES),
+    **dict.fromkeys(("smallint", "integer", "bigint"), Kind.INTEGER),
+}
+DIMENSIONS_MAX: Final = 6
+"""Of an array of PostgreSQL."""
 
 
 class Cell:
@@ -309,6 +322,8 @@ class Cell:
     def of_fields(self, fields: Sequence[Any], null: bytes | str | None) -> Sequence[bytes]:
         """Fields of CSV, some of which may be ``null``. Raises `UnreadableRecord`."""
         texts = self._texts_of(fields if null is not None else [field or b"" for field in fields])
+        if self.kind is Kind.INTEGER:
+            texts = list(map(_whole, texts))
         if null not in fields:
             return texts
         instead = self._text_of(NULL)
@@ -317,6 +332,8 @@ class Cell:
     def of_json(self, values: Sequence[bytes | Raw]) -> Iterable[bytes]:
         """Values of JSON. Raises `UnreadableRecord`."""
         text = LF.join(values)
+        if (self.kind is Kind.INTEGER and b".0" in text) or (self.kind is Kind.ARRAY and b"[" in text):
+            return list(map(self._text_of, map(bytes, values)))
         has_strings = self.kind is not Kind.JSON and b'"' in text
         if has_strings and text.startswith(b'"') and b"\\" not in text:
             strings = text[1:-1].split(b'"\n"')
@@ -349,9 +366,12 @@ class Cell:
         """What the column gets for a JSON text."""
         if value == NULL:
             return copied(None)
+        if self.kind is Kind.ARRAY and value.startswith(b"["):
+            return escaped(array_literal(value))
         if self.kind is Kind.JSON or not value.startswith(b'"'):
-            return escaped(value)
-        return escaped(msgspec.json.decode(value).encode()) if b"\\" in value else value[1:-1]
+            return _whole(value) if self.kind is Kind.INTEGER else escaped(value)
+        text = escaped(msgspec.json.decode(value).encode()) if b"\\" in value else value[1:-1]
+        return _whole(text) if self.kind is Kind.INTEGER else text
 
     def _text_of_value(self, value: str) -> bytes:
         return copied(msgspec.json.encode(value).decode() if self.kind is Kind.JSON else value)
@@ -450,8 +470,35 @@ class ColumnRows:
         if b"\\" in text or b"{" in text or b"[" in text or _has_nothing_or_null(text):
             self._try_scalars_in = TRY_AGAIN_AFTER
             return None
+        if (b".0\t" in text or b".0\n" in text) and self._have_fractions(rows):
+            return None
         # No string holds a quote without a backslash: these are the quotes around strings.
         return text.replace(b'"', b"")
+
+    def _have_fractions(self, rows: Sequence[Row]) -> bool:
+        """Whether a column of integers is to get a number with a point."""
+        integers = [n for n, cell in enumerate(self._cells) if cell.kind is Kind.INTEGER]
+        return any(b"." in LF.join([row[n] for row in rows]) for n in integers)
+
+
+def _whole(text: bytes) -> bytes:
+    return text.removesuffix(b".0")
+
+
+def array_literal(value: bytes, *, dimensions: int = 1) -> bytes:
+    """An array of JSON in PostgreSQL's notation."""
+    texts = []
+    for element in map(bytes, _elements(value)):
+        if element == NULL:
+            texts.append(b"NULL")
+        elif element.startswith(b"[") and dimensions < DIMENSIONS_MAX:
+            texts.append(array_literal(element, dimensions=dimensions + 1))
+        elif element.startswith((b'"', b"{", b"[")):
+            said = msgspec.json.decode(element).encode() if element.startswith(b'"') else element
+            texts.append(b'"%b"' % said.replace(b"\\", rb"\\").replace(b'"', rb"\""))
+        else:
+            texts.append(element)
+    return b"{%b}" % b",".join(texts)
 
 
 def _field(reader: CsvReader, pointer: str) -> int:

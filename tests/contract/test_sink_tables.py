@@ -34,6 +34,15 @@ class TestPostgresTables(SinkTables):
         "j": ("jsonb", '"str\\u00f6"', "strö"),
         "k": ("json", '{"a": null}', {"a": None}),
         "a": ("int[]", '"{1,2}"', [1, 2]),
+        "a2": ("int[]", "[[1,2], [3,null]]", [[1, 2], [3, None]]),
+        "a3": (
+            "text[]",
+            '["a,\\"b\\\\", null, "", "NULL", 1.10, {"k": [1]}]',
+            ['a,"b\\', None, "", "NULL", "1.10", '{"k": [1]}'],
+        ),
+        "a4": ("text[]", "[]", []),
+        "i": ("bigint", "-0.0", 0),
+        "i2": ("int", '"12.0"', 12),
         "d": ("date", '"2026-11-20"', date(2026, 11, 20)),
         "at": ("timestamptz", '"2026-11-20T08:30+02:00"', datetime(2026, 11, 20, 6, 30, tzinfo=UTC)),
         "u": ("uuid", '"00000000-0000-0000-0000-000000000001"', "00000000-0000-0000-0000-000000000001"),
@@ -64,6 +73,7 @@ class TestSqliteTables(SinkTables):
     number = "INTEGER PRIMARY KEY"
     kinds: ClassVar[Kinds] = {
         "i": ("BIGINT", '"-7"', -7),
+        "i2": ("BIGINT", "12.0", 12),
         "n": ("NUMERIC", '"0.10"', 0.1),
         "b": ("BOOLEAN", "true", 1),
         "v": ("VARCHAR(5)", '"q\\t\\\\ö😀"', "q\t\\ö😀"),

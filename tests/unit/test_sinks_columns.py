@@ -413,6 +413,23 @@ def test_a_row_is_read_back_as_the_texts_it_was_made_of(texts: list[str | None])
 
 
 @pytest.mark.parametrize(
+    "neighbours", [[], [b'{"n": 2, "x": "y.0"}'] * 3, [b'{"n": null}'], [b'{"n": "3\\u0030"}']]
+)
+@pytest.mark.parametrize("others", [{"x": "/x"}, {"w": ""}])
+def test_an_integer_may_be_written_with_a_zero_behind_its_point(
+    neighbours: list[bytes], others: dict[str, str]
+) -> None:
+    target = Target("t", "json", sources_of({"n": "/n", **others}))
+    rows = ColumnRows(target, {"n": column("bigint"), **{name: column("text") for name in others}})
+    numbers = {b"1.0": b"1", b"-0.0": b"-0", b'"7.0"': b"7", b"1.50": b"1.50", b"1.00": b"1.00", b"8": b"8"}
+    records = [b'{"n": %b, "x": 5.0}' % number for number in numbers]
+    landed = b"".join(encoded(rows, [write_of(of_lines([*records, *neighbours]))]))
+    cells = [line.split(b"\t") for line in landed.splitlines()[: len(records)]]
+    assert [cell for cell, _ in cells] == list(numbers.values())
+    assert "x" not in others or {other for _, other in cells} == {b"5.0"}
+
+
+@pytest.mark.parametrize(
     ("document", "expected"),
     [
         ({"a": "plain"}, "plain"),
