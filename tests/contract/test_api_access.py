@@ -117,6 +117,22 @@ def test_this_machine_needs_no_token_where_that_is_set(
         assert api.get("/feeds", headers=headers).status_code == status
 
 
+# -- what they see -----------------------------------------------------------------------------------
+
+
+def test_a_viewer_of_a_tenant_sees_its_feeds_and_no_others(acme: ApiClient, endpoint: Endpoint) -> None:
+    assert [view["feed"]["spec"]["name"] for view in acme.json("/feeds")["items"]] == ["acme/a"]
+    assert acme.json("/feeds", params={"tenant": "beta"})["items"] == []
+    assert acme.json("/feeds/acme%2Fa")["view"]["feed"]["spec"]["name"] == "acme/a"
+    assert {event["feed"] for event in acme.json("/events")["items"]} == {"acme/a"}
+    hidden, missing = acme.get("/feeds/beta%2Fb"), acme.get("/feeds/beta%2Fnone")
+    assert hidden.status_code == missing.status_code == 404
+    assert hidden.json()["detail"] == missing.json()["detail"].replace("beta/none", "beta/b")
+    assert acme.get("/feeds/beta%2Fb/history").status_code == 404
+    asked = [event.detail["asked"] for event in refusals(endpoint)]
+    assert asked == ["GET /api/v1/feeds/beta%2Fb", "GET /api/v1/feeds/beta%2Fb/history"]
+
+
 # -- what is written down ----------------------------------------------------------------------------
 
 

@@ -105,6 +105,27 @@ def test_a_page_goes_on_behind_the_last_whatever_was_added_and_removed_since(
     assert "acme/aa" not in names(api.json("/feeds", params={"cursor": first["next"]}))
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"statuses": "paused"}, ["acme/b"]),
+        ({"statuses": ["paused", "waiting"]}, None),
+        ({"labels": "kind=x"}, ["beta/x"]),
+        ({"labels": ["kind=x", "of=acme"]}, []),
+        ({"text": "ACME/A"}, ["acme/a"]),
+        ({"match": "beta/*"}, ["beta/größe%2F?", "beta/x"]),
+        ({"worker": "w@host"}, ["acme/a"]),
+        ({"tenant": "acme", "statuses": "waiting"}, []),
+    ],
+)
+def test_a_filter_finds_those_to_which_all_of_it_applies(
+    api: ApiClient, harness: JobsHarness, feeds: None, asked: dict[str, Any], found: list[str] | None
+) -> None:
+    harness.run(harness.store.feeds.get("acme/a"), harness.worker("w@host"))
+    expected = [n for n in NAMES if n != "acme/a"] if found is None else found
+    assert names(api.json("/feeds", params=asked)) == sorted(expected)
+
+
 # -- what is wrong -----------------------------------------------------------------------------------
 
 
