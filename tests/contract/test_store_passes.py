@@ -30,6 +30,13 @@ def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
 # -- one at a time, all or nothing -------------------------------------------------------------------
 
 
+def test_a_second_pass_at_the_same_time_is_none(harness: Harness) -> None:
+    with harness.in_a_pass(), harness.store.fleet.reconcile_pass() as second:
+        assert second is None
+    with harness.in_a_pass():
+        pass
+
+
 def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     harness.absorb_edits()
