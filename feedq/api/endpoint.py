@@ -30,7 +30,7 @@ from feedq.api.authentication import RefusalLog
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
-from feedq.core.values import read_json
+from feedq.core.values import same_number
 from feedq.errors import (
     Conflict,
     FeedqError,
@@ -274,11 +274,14 @@ def _shaped(name: str, kind: Any, texts: list[str]) -> Any:
     return texts[0]
 
 
+_BODY: Final = msgspec.json.Decoder(float_hook=same_number)
+
+
 def _from_body(body: bytes) -> dict[str, Any]:
     """Raises `InvalidInput`, which quotes nothing: a body may hold secrets."""
     try:
-        found = read_json(body)
-    except ValueError:
+        found = _BODY.decode(body)
+    except (ValueError, RecursionError):
         raise InvalidInput("the body is no valid JSON") from None
     if not isinstance(found, dict):
         raise InvalidInput("the body must be a JSON object with the arguments")

@@ -19,7 +19,7 @@ import msgspec
 
 import feedq
 from feedq.core.authorship import given_reason
-from feedq.core.values import is_loopback
+from feedq.core.values import is_loopback, same_number
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
 from feedq.verbs.registry import Told, Verb, query_of, read_answered, write_declaration
 
@@ -34,6 +34,7 @@ TIMEOUT_S: Final = 60.0
 """Longer than the API itself takes for an answer, so that it is the one to say that it took too long."""
 ANSWER_BYTES_MAX: Final = 64 * 2**20
 STREAM_TYPE: Final = "text/event-stream"
+JSON_TYPE: Final = "application/json"
 TOKEN_BYTES_MAX: Final = 1_000
 TOKEN: Final = "FEEDQ_TOKEN"  # noqa: S105 -- the name of a variable
 TOKEN_FILE: Final = "FEEDQ_TOKEN_FILE"  # noqa: S105
@@ -57,12 +58,14 @@ class ApiConnection:
 
         ``told`` hears how far it has come, if somebody wants to know. Raises as the verb does, and `Unavailable`.
         """
-        given = msgspec.to_builtins(arguments, enc_hook=write_declaration)
+        given = msgspec.to_builtins(arguments, enc_hook=write_declaration, builtin_types=(msgspec.Raw,))
         path = [
             str(given.pop(part.strip("{}"))) if part.startswith("{") else part
             for part in verb.path.strip("/").split("/")
         ]
-        asked: dict[str, Any] = {"json": given} if verb.changes else {"params": query_of(given)}
+        asked: dict[str, Any] = (
+            {"content": msgspec.json.encode(given)} if verb.changes else {"params": query_of(given)}
+        )
         if verb.is_stream:
             return (msgspec.json.decode(data) for _, data in self.events(verb.method, path, **asked))
         if told is None:
@@ -100,7 +103,7 @@ class ApiConnection:
     def read(self, text: bytes, kind: Any) -> Any:
         """An answer as what it is. Raises `Unavailable` when it is something else."""
         try:
-            return msgspec.json.decode(text, type=kind, dec_hook=read_answered)
+            return msgspec.json.Decoder(kind, dec_hook=read_answered, float_hook=same_number).decode(text)
         except msgspec.ValidationError as error:
             raise self._skewed() from error
         except msgspec.DecodeError:
@@ -113,7 +116,7 @@ class ApiConnection:
         import httpx
 
         reason = given_reason()
-        said = dict(headers) | ({} if reason is None else {"Feedq-Reason": quote(reason)})
+        said = {"Content-Type": JSON_TYPE, **headers} | ({} if reason is None else {"Feedq-Reason": quote(reason)})
         address = "/" + "/".join(quote(part, safe="") for part in path)
         try:
             with self._client.stream(method, address, headers=said, **asked) as answer:

@@ -6,7 +6,6 @@ Keys are those of a manifest, with dots into mappings: ``weight=2``, ``expect.ma
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -41,7 +40,7 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
 def read_cursor(text: str) -> Any:
     """Reads a cursor: JSON, or else a text."""
     with suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return values.read_exactly(text)
     return text
 
 

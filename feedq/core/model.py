@@ -30,7 +30,8 @@ from feedq.core.values import (
 from feedq.errors import Outdated
 
 JSON: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
-"""Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
+"""Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector; numbers in it that floats
+would change are `msgspec.Raw`, as they were written (`feedq.core.values.read_exactly`)."""
 
 FeedKey: TypeAlias = tuple[int, int]
 """``(feed_id, epoch)``: one feed under one epoch. Whatever a worker writes, it writes under a key."""
@@ -423,7 +424,7 @@ class Lease:
     """Why the owner cannot write to the sink just now; None when it can."""
     event_fault: str | None = None
     """Why the last record has no event time."""
-    cursor: JSON = None
+    cursor: Any = None  # JSON, in which floats may be `msgspec.Raw`
     noticed: Mapping[str, str] | None = None
     """What was noticed of its source and its records since it was edited: see `feedq.core.notices`."""
 

@@ -38,7 +38,7 @@ from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from feedq.core.model import JSON, Batch
-from feedq.core.values import read_json
+from feedq.core.values import read_exactly, read_json
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
@@ -566,7 +566,8 @@ class CursorReader:
                 found = found[index]
             else:
                 return None
-        return self._checked(found)
+        # Where there may be a number that a float changes, its text is looked at.
+        return self._in(record) if isinstance(found, float | dict | list) else self._checked(found)
 
     def _steps(self, framed: Framed, previous: JSON) -> Steps[JSON]:
         size = 0
@@ -585,7 +586,7 @@ class CursorReader:
             text = self._find(record)
             if text is MISSING:
                 return None
-            found: JSON = read_json(text) if len(text) <= _TEXT_BYTES_MAX else None
+            found: JSON = read_exactly(text) if len(text) <= _TEXT_BYTES_MAX else None
         except ValueError:  # a record that is not of its format
             return None
         if len(text) > _TEXT_BYTES_MAX:

@@ -11,14 +11,18 @@ checkpoint is lost, and the feed has to be fenced anew.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
+
+import msgspec
 
 from feedq.connectors.base import ConnectorOptions
 from feedq.core.model import JSON
 from feedq.core.remedies import command
+from feedq.core.values import read_exactly
 from feedq.errors import Conflict, InvalidInput
 from feedq.records.framing import CURSOR_BYTES_MAX, ESCAPED_NUL
 from feedq.sinks.base import (
@@ -30,14 +34,26 @@ from feedq.sinks.base import (
     Written,
 )
 
+
+class _AsWritten(Exception):
+    """A cursor holds a number that is kept as it was written."""
+
+
+def _default(value: object) -> Any:
+    if isinstance(value, msgspec.Raw):
+        raise _AsWritten
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
 # The standard library and not msgspec, which writes NaN as null.
-_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default).encode
 # Escaped down to ASCII: whatever JSON can say comes back as it was, from a text column of any character set.
-_encode_ascii: Final = json.JSONEncoder(allow_nan=False).encode
+_encode_ascii: Final = json.JSONEncoder(allow_nan=False, default=_default).encode
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
 def cursor_text(cursor: JSON) -> str | None:
-    """A cursor for a jsonb column; None is NULL.
+    """A cursor for a json column; None is NULL.
 
     Raises:
         ValueError: PostgreSQL could not give it back as it is; the message says why.
@@ -49,10 +65,13 @@ def cursor_text(cursor: JSON) -> str | None:
     try:
         text = _encode(cursor)
         encoded = text.encode()
+    except _AsWritten:
+        encoded = msgspec.json.encode(cursor)
+        text = encoded.decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the cursor cannot be kept: {error}") from None
     if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded):
-        raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character in jsonb")
+        raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character")
     return text
 
 
@@ -62,13 +81,21 @@ def ascii_text(cursor: JSON) -> str | None:
         return None
     try:
         return _encode_ascii(cursor)
+    except _AsWritten:
+        return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], msgspec.json.encode(cursor).decode())
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the cursor cannot be kept: {error}") from None
 
 
 def cursor_of(text: str | None) -> JSON:
-    """What `ascii_text` was given."""
-    return None if text is None else json.loads(text)
+    """What `cursor_text` or `ascii_text` was given."""
+    if text is None:
+        return None
+    try:
+        cursor: JSON = read_exactly(text)
+    except ValueError:
+        cursor = json.loads(text)  # half of a surrogate pair, which msgspec does not take
+    return cursor
 
 
 def check_cursor(options: ConnectorOptions, cursor: JSON) -> None:

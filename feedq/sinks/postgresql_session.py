@@ -210,7 +210,7 @@ class PostgresSinkSession(SinkSession):
     def _set_up(self) -> Backend:
         self._driver = self.connection.connection.dbapi_connection
         # As other databases have them: SQLAlchemy's tables are the same for all.
-        extras.register_default_jsonb(conn_or_curs=self._driver, loads=str)
+        extras.register_default_json(conn_or_curs=self._driver, loads=str)
         self.query(_SET_WHAT_IS_KNOWN, {"names": list(_SETTINGS), "values": list(_SETTINGS.values())})
         self.query(_KEEP_OUT_OF_CONTROL)
         self._notice_a_dead_client()

@@ -43,7 +43,7 @@ SELECT feed_id, epoch FROM mine EXCEPT SELECT feed_id, epoch FROM locked
 
 ADVANCE: Final = f"""
 UPDATE feedq_checkpoint AS c
-SET cursor = m.cursor::jsonb, records = c.records + m.records, commit_id = %(commit_id)s, is_given = false,
+SET cursor = m.cursor::json, records = c.records + m.records, commit_id = %(commit_id)s, is_given = false,
     updated_at = clock_timestamp()
 FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[], %(cursors)s::text[], %(records)s::bigint[])
     AS m (feed_id, epoch, cursor, records)
@@ -104,7 +104,7 @@ DESCRIBE: Final = f"""
 SELECT w.n, {_FINGERPRINT}, ns.nspname, c.relname, c.relkind::text,
     CASE WHEN NOT has_schema_privilege(ns.oid, 'USAGE') THEN pg_get_userbyid(ns.nspowner)::text END,
     current_user::text, pg_get_userbyid(c.relowner)::text,
-    (SELECT json_agg(json_build_object(
+    (SELECT jsonb_agg(jsonb_build_object(
         'name', a.attname,
         'type', format_type(a.atttypid, NULL),
         'definition', format_type(a.atttypid, a.atttypmod),

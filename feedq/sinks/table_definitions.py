@@ -64,7 +64,7 @@ class JsonText(UserDefinedType[str]):
     cache_ok = True
 
     def get_col_spec(self, **_: Any) -> str:
-        return "JSONB"
+        return "JSON"  # jsonb would write numbers its own way
 
 
 CURSOR: Final = TEXT.with_variant(JsonText(), POSTGRESQL)

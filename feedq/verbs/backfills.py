@@ -22,7 +22,7 @@ from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
-from feedq.core.values import DEFAULT_ZONE, parse_moment_near
+from feedq.core.values import DEFAULT_ZONE, parse_moment_near, read_exactly
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Sink, parse_sink
 from feedq.sinks.checkpoints import check_cursor
@@ -45,9 +45,9 @@ class BackfillDocument:
     """That of a feed; or ``planned``, ``finished`` or ``cancelled``."""
     because: str | None = None
     worker: str | None = None
-    begins_after: JSON = None
-    ends_at: JSON = None
-    cursor: JSON = None
+    begins_after: Any = None
+    ends_at: Any = None
+    cursor: Any = None
     part: float | None = None
     """How far it has come, from 0 to 1, where that can be told."""
     records: int | None = None
@@ -225,7 +225,7 @@ def _said(options: ConnectorOptions, said: JSON, like: JSON, *, now: datetime, a
     """The cursor that is meant: as JSON or a text, short where the connector can complete it, or as a time."""
     if isinstance(said, str):  # typed
         with suppress(ValueError, RecursionError):
-            said = json.loads(said)
+            said = read_exactly(said)
     try:
         cursor = options.cursor_said(said, like)
     except ValueError as error:

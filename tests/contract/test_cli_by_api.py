@@ -255,6 +255,22 @@ def test_manifests_are_applied_alike_and_back(sides: Sides) -> None:
     assert "cursor   3" in sides.both("feed", "cursor", "show", "acme/0").stdout
 
 
+def test_a_cursor_goes_and_comes_back_digit_for_digit(sides: Sides) -> None:
+    cursor = '{"at":18446744073709551619,"c":1700000000.123456791}'
+    for shell in (sides.at_server, sides.at_database):
+        shell.ok("feed", "cursor", "set", "acme/0", "--yes", "3")
+        shell.ok("feed", "cursor", "set", "acme/0", "--yes", cursor)
+        assert sides.harness.execute(
+            "SELECT cursor::text FROM feedq_checkpoint WHERE feed = 'acme/0' LIMIT 1"
+        )
+        for command in (("feed", "cursor", "show", "acme/0", "--json"), ("feed", "show", "acme/0", "--json")):
+            assert cursor in compact(sides.both(*command).stdout)
+
+
+def compact(text: str) -> str:
+    return "".join(text.split())
+
+
 def test_a_catalog_of_the_server_is_synced(sides: Sides) -> None:
     catalog = sides.catalog / "feeds.json"
     feed = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}

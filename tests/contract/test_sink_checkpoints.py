@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from feedq.core.model import JSON, Identity, StartCursor
+from feedq.core.values import read_exactly
 from feedq.errors import Conflict, InvalidInput, SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.sinks.base import (
@@ -240,6 +242,17 @@ def test_a_feed_is_given_a_cursor_before_it_has_begun(harness: Harness) -> None:
     feed = Installation(harness).feed(1, "acme/a")
     feed.change(lambda own: StartCursor({"at": 2**70}, 4))
     assert feed.fence() == Fenced(1, 1, {"at": 2**70}, 4, is_given=True)
+
+
+@of_every_kind
+@pytest.mark.parametrize("cursor", [b"1700000000.123456791", b'{"b":18446744073709551619,"a":[1.50,1e5]}'])
+def test_a_cursor_comes_back_digit_for_digit(harness: Harness, cursor: bytes) -> None:
+    feed = running(harness)
+    received = batch(b"1", cursor=read_exactly(cursor))
+    feed.owner.write([write(1, 1, received, target=RAW, continues=feed.left)])
+    assert msgspec.json.encode(feed.fence().cursor) == cursor
+    (known,) = feed.person.checkpoints(["feed/1"])
+    assert msgspec.json.encode(known.cursor) == cursor
 
 
 @of_every_kind

@@ -45,7 +45,7 @@ from feedq.records.pointer import (
     is_json,
 )
 from feedq.records.template import fill_in
-from feedq.sinks.checkpoints import ascii_text, cursor_text
+from feedq.sinks.checkpoints import ascii_text, cursor_of, cursor_text
 from tests.records import csv_records
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -627,10 +627,32 @@ def test_an_integer_of_any_length_is_kept_and_asked_for_digit_for_digit(number: 
     assert cursor_text(found) == ascii_text(found) == str(number)
 
 
+EXACT = [
+    b"1700000000.123456791",
+    b"0.1",
+    b"1.50",
+    b"1e5",
+    b"1E400",
+    b"-0.0",
+    b'{"c":1700000000.123456791,"d":["\xc3\xa9",1.0]}',
+    b'{"at":18446744073709551619}',
+    b"[1.0000000000000000001]",
+]
+
+
 @pytest.mark.parametrize("more", [0, SMALL_BYTES])
-@pytest.mark.parametrize(
-    "cursor", [b"9" * 4_301, b"1e400", b'"\xff"', b'"\\ud800"', b"[" * 2_000 + b"]" * 2_000]
-)
+@pytest.mark.parametrize("cursor", EXACT)
+def test_a_number_in_a_cursor_is_kept_and_asked_for_digit_for_digit(cursor: bytes, more: int) -> None:
+    found = SEQ.after(lines(b'{"seq": %s, "more": "%s"}' % (cursor, b"x" * more)), None)
+    assert fill_in("{cursor}", feed="f", cursor=found, secrets={}) == cursor
+    assert show_cursor(found).encode() == cursor
+    for text in (cursor_text(found), ascii_text(found)):
+        assert msgspec.json.encode(cursor_of(text)) == cursor
+    assert (ascii_text(found) or "").isascii()
+
+
+@pytest.mark.parametrize("more", [0, SMALL_BYTES])
+@pytest.mark.parametrize("cursor", [b"9" * 4_301, b'"\xff"', b'"\\ud800"', b"[" * 2_000 + b"]" * 2_000])
 def test_what_no_parser_takes_is_no_cursor(cursor: bytes, more: int) -> None:
     assert SEQ.after(lines(b'{"seq": %s, "more": "%s"}' % (cursor, b"x" * more)), 7) == 7
 

@@ -173,7 +173,7 @@ END $body$;
 
 -- Says that a person changes the cursor of a feed in its sink, and restarts the feed; called right before the sink
 -- commits. What its owner reports later is newer.
-CREATE FUNCTION feedq_1.change_cursor(named text, cursor jsonb, of_tenant text, told jsonb) RETURNS json
+CREATE FUNCTION feedq_1.change_cursor(named text, cursor json, of_tenant text, told jsonb) RETURNS json
 LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE feedq.progress p SET cursor = change_cursor.cursor

@@ -244,7 +244,7 @@ BEGIN
         SELECT * FROM json_to_recordset(progress) AS given (
             feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint,
             rows_per_s float8, bytes_per_s float8, dead_per_s float8,
-            last_record_ago_s float8, cursor jsonb, connected boolean, stalled boolean, attempts int, error text,
+            last_record_ago_s float8, cursor json, connected boolean, stalled boolean, attempts int, error text,
             failures int, dead_letter_error text, sink_error text, rewind jsonb, noticed jsonb,
             has_event_times boolean, event_at float8, event_fault text)
         ORDER BY feed_id

@@ -248,7 +248,8 @@ CREATE TABLE feedq.progress (
     dead_letter_error text,
     sink_error text,
     event_fault text,
-    cursor jsonb,
+    -- As its source wrote it, which jsonb would not keep.
+    cursor json,
     noticed jsonb
 -- Written often, and no column of it is indexed: with room in the page it leaves little for a vacuum.
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);

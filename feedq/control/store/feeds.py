@@ -9,7 +9,6 @@ removed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -205,7 +204,7 @@ class Feeds(Aggregate):
         """Record that a person changes the cursor in the sink, and restart the feed; called right before the sink
         commits."""
         # Whole, and as texts: jsonb would change some, and a person may set the old one again.
-        cursors = {"before": json.dumps(change.before), "after": json.dumps(change.after)}
+        cursors = {"before": storable_json(change.before), "after": storable_json(change.after)}
         told, cursor = told_of({"verb": change.verb, **cursors}), storable_json(change.after)
         answer = call(
             c, "change_cursor", list[Outcome], named=name, cursor=cursor, of_tenant=own_tenant(), told=told

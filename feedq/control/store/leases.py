@@ -5,7 +5,6 @@ What each of them promises stands in `feedq/control/sql/leases.sql`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -33,7 +32,7 @@ from feedq.core.model import (
     Rewind,
     StopRequest,
 )
-from feedq.core.values import SAID_CHARS_MAX, storable
+from feedq.core.values import SAID_CHARS_MAX, read_exactly, storable
 
 CURSOR_CHARS_MAX = 500
 BIGINT_MAX = 2**63 - 1
@@ -156,5 +155,5 @@ def _detail(rewind: Rewind) -> msgspec.Raw:
 def brief_cursor(cursor: JSON) -> JSON:
     """The cursor for history, which is to be read, and kept for weeks: a long one as a text that is cut."""
     shown = storable_json(cursor)
-    brief: JSON = json.loads(shown) if len(shown) <= CURSOR_CHARS_MAX else storable(shown)
+    brief: JSON = read_exactly(shown) if len(shown) <= CURSOR_CHARS_MAX else storable(shown)
     return brief

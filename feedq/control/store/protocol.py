@@ -18,7 +18,7 @@ import msgspec
 from feedq.control.store.database import Connection
 from feedq.core.model import FeedSpec, Process, TargetState
 from feedq.core.schedule.spec import ScheduleSpec
-from feedq.core.values import Entry
+from feedq.core.values import Entry, same_number
 
 T = TypeVar("T")
 
@@ -87,7 +87,14 @@ def ask(c: Connection, function: str, /, **given: Any) -> str | None:
 def read(answer: str | msgspec.Raw, kind: type[T]) -> T:
     """Read an answer, or a part of one that was left as it came. Raises `InvalidInput` on a job that this release
     cannot read."""
-    return msgspec.json.decode(answer, type=kind, dec_hook=_stored)
+    found: T = _decoder(kind).decode(answer)  # type: ignore[arg-type]  # types are hashable
+    return found
+
+
+@lru_cache(maxsize=KEPT)
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    # A cursor may hold numbers that are larger, or more exact, than a float.
+    return msgspec.json.Decoder(kind, dec_hook=_stored, float_hook=same_number)
 
 
 @lru_cache(maxsize=KEPT)
