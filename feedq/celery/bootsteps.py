@@ -29,6 +29,7 @@ from uuid import uuid4
 from amqp.exceptions import ResourceLocked
 from billiard import current_process
 from celery import bootsteps, signals
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import WorkerShutdown
 from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
@@ -36,7 +37,7 @@ from celery.worker.control import Panel, nok
 from kombu import Queue
 
 from feedq import __version__
-from feedq.celery.broker import NODE_PREFIX, kept_in, process_or_drop
+from feedq.celery.broker import NODE_PREFIX, apply_settled, kept_in, process_or_drop
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import run_reconcile, store
 from feedq.control.store.migrate import require_current
@@ -150,6 +151,8 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def create(self, worker: Any) -> None:
         worker._process_task = partial(process_or_drop, worker, worker._process_task)
+        if isinstance(worker.pool, ThreadPool):
+            worker.pool.on_apply = partial(apply_settled, worker.pool.on_apply)
 
     def start(self, worker: Any) -> None:
         if not isinstance(worker.pool, StreamPool):

@@ -22,6 +22,7 @@ import lzma
 import socket
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -411,6 +412,28 @@ class BoundedClock(LamportClock):
     def adjust(self, other: Any) -> int:
         is_fit = isinstance(other, int) and 0 <= other < CLOCK_MAX
         return super().adjust(other if is_fit else 0)
+
+
+def settle(accept_callback: Any, call: Callable[[Callable[[], Any]], object], future: Future[Any]) -> None:
+    """Reject the message of a task that broke out of Celery's tracer on a thread. ``call`` calls what does that.
+
+    It is nobody's, and would keep its place in the window of messages that may be fetched: `apply_target` in
+    `celery.concurrency.base` leaves the exception with the future.
+    """
+    request = getattr(accept_callback, "__self__", None)
+    if request is None or future.cancelled() or (error := future.exception()) is None:
+        return
+    _say_dropped(f"it cannot be carried out: {error!r}", task_id=request.id)
+    worker_state.task_ready(request)
+    call(request.reject)
+
+
+def apply_settled(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """``on_apply`` of Celery's pool of threads, with `settle` for each task."""
+    result = apply(*args, **options)
+    accept_callback = options.get("accept_callback")
+    result.f.add_done_callback(partial(settle, accept_callback, lambda reject: reject()))
+    return result
 
 
 def process_or_drop(worker: Any, process: Callable[[Any], object], request: Any) -> None:

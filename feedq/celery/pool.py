@@ -22,10 +22,10 @@ from typing import Any
 
 from celery.concurrency.base import BasePool, apply_target
 from celery.utils.functional import noop
-from celery.worker import state as worker_state
 from celery.worker.request import Request
 from kombu.serialization import loads
 
+from feedq.celery.broker import settle
 from feedq.celery.tasks import RECONCILE, STREAM_FEED, parse_key
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
@@ -117,18 +117,8 @@ class StreamPool(BasePool):
         running = Running(future=future)
         # Celery itself keeps a weak reference only.
         future.add_done_callback(running.done)
-        future.add_done_callback(partial(self._settle, getattr(accept_callback, "__self__", None)))
+        future.add_done_callback(partial(settle, accept_callback, self.call_later))
         return running
-
-    def _settle(self, request: Any, future: Future[Any]) -> None:
-        """A task that broke out of Celery's tracer is nobody's: its message would keep its place in the window."""
-        if request is None or future.cancelled() or future.exception() is None:
-            return
-        logger.warning(
-            LogEvent.MESSAGE_DROPPED, task_id=str(request.id)[:80], why=repr(future.exception())[:200]
-        )
-        worker_state.task_ready(request)
-        self.call_later(request.reject)
 
     def _stream(
         self,

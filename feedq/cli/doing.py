@@ -116,7 +116,9 @@ class ApiConnection:
         import httpx
 
         reason = given_reason()
-        said = {"Content-Type": JSON_TYPE, **headers} | ({} if reason is None else {"Feedq-Reason": quote(reason)})
+        said = {"Content-Type": JSON_TYPE, **headers} | (
+            {} if reason is None else {"Feedq-Reason": quote(reason)}
+        )
         address = "/" + "/".join(quote(part, safe="") for part in path)
         try:
             with self._client.stream(method, address, headers=said, **asked) as answer:

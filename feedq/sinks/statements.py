@@ -126,7 +126,7 @@ SELECT w.n, {_FINGERPRINT}, ns.nspname, c.relname, c.relkind::text,
                 AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
             LIMIT 1)) ORDER BY a.attnum)
      FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-    (SELECT json_agg((SELECT json_agg(a.attname) FROM pg_attribute AS a
+    (SELECT jsonb_agg((SELECT jsonb_agg(a.attname) FROM pg_attribute AS a
                       WHERE a.attrelid = c.oid
                           AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])))
      FROM pg_index AS i

@@ -25,7 +25,8 @@ def test_a_new_field_is_told_once_and_becomes_a_column_when_somebody_says_so(
     harness = stage.harness
     harness.execute("DROP TABLE IF EXISTS drifting; CREATE TABLE drifting (n bigint)")
     source = {"url": f"tcp://127.0.0.1:{stage.source.port}"}
-    sink = {"table": "drifting", "columns": {"n": "/n"}, "drift": "event"}
+    columns = {"n": {"pointer": "/n", "missing": "default", "default": 0}}
+    sink = {"table": "drifting", "columns": columns, "drift": "event"}
     stage.store.feeds.add(FeedSpec(name="a", connector="tcp", source=source, sink=sink, tenant="acme"))
     stage.reconcile()
     until(lambda: stage.lease().noticed, "it is in the status")
