@@ -5,8 +5,8 @@ no JSON, a body that is no ``[args, kwargs, embed]``, a task id that is a list) 
 (``next(loop)`` in `celery.worker.loops.asynloop`), which ends the worker and every stream in it; and the message
 goes to the next worker. So there is a guard around each step that kombu and Celery take with a message in that
 loop: reading it (`RedisChannel._read`, `_properties`), taking it in (`guarded`), carrying it out (`kept_in`,
-`process_or_drop`). What fails is rejected without being put back, with one log line. What nothing would fail at,
-and harms all the same, is looked at first: the size.
+`process_or_drop`; on a thread, `settle`). What fails is rejected without being put back, with one log line. What
+nothing would fail at, and harms all the same, is looked at first: the size.
 
 Besides, an acknowledgement that comes too late does not end the worker, and hints to a node are not written down
 in Redis.

@@ -42,7 +42,7 @@ from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON, Batch
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.records.framing import BYTE_ORDER_MARK, Framed, Framer
+from feedq.records.framing import Framed, Framer
 
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""
@@ -93,8 +93,8 @@ class FollowedFile:
             )
         self.path = path
         self.inode = status.st_ino
-        self._framer: Framer | _Done = options.framer()
-        self._may_be_marked = options.may_be_marked
+        self._options = options
+        self._framer: Framer | _Done = options.stream_framer()
         self._read = 0
         """Bytes from its beginning that were read."""
         self._head = b""
@@ -138,6 +138,8 @@ class FollowedFile:
 
     def go_to(self, offset: int) -> None:
         """Read from there; to be called before anything else was read."""
+        if offset:
+            self._framer = self._options.framer()
         self._read = offset
         self._head = self._beginning(min(offset, HEAD_BYTES))
 
@@ -159,13 +161,10 @@ class FollowedFile:
         data = os.pread(self._fileno, min(READ_BYTES, max(0, size - self._read)), self._read)
         if not data:
             return None
-        is_marked = self._may_be_marked and not self._read
-        if is_marked and len(data) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(data):
-            return None  # the rest of it is on the way
         if len(self._head) < HEAD_BYTES:
             self._head += data[: HEAD_BYTES - len(self._head)]
         self._read += len(data)
-        return self._framer.push(data.removeprefix(BYTE_ORDER_MARK) if is_marked else data)
+        return self._framer.push(data)
 
     def is_another(self) -> bool:
         """Whether the content was replaced under our eyes."""

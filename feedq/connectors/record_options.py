@@ -98,14 +98,10 @@ class FramingOptions(ConnectorOptions):
             return HeaderlessFramer(framer, self.csv)
         return framer
 
-    @property
-    def may_be_marked(self) -> bool:
-        """Whether a byte order mark at the beginning is none of the first record."""
-        return self.format != "bytes" and self.framing != "length"
-
     def stream_framer(self) -> Framer:
-        """Makes the framer of one stream that is read from its beginning."""
-        return UnmarkedFramer(self.framer()) if self.may_be_marked else self.framer()
+        """Makes the framer of one stream from its beginning, where text may have a byte order mark."""
+        is_text = self.format != "bytes" and self.framing != "length"
+        return UnmarkedFramer(self.framer()) if is_text else self.framer()
 
     def refusal(self, framed: Framed, *, where: object, cursor: JSON) -> FeedMisconfigured:
         """Why the stream cannot go on after ``framed``, for when it `is_last`."""

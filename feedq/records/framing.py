@@ -264,15 +264,12 @@ class CsvFramer(LineFramer):
         """How much of the tail was looked through, up to somewhere within quotes; 0 outside of them."""
 
     def push(self, data: bytes | bytearray) -> Framed:
-        if not self._searched and LF in data:
-            stream, self._tail = self._joined(data), bytearray()
-            if self._are_whole(stream):
-                return super().push(stream)
-        elif not self._searched:
+        if self._searched:
+            return self._cut(self._joined(data))
+        if LF not in data:
             return super().push(data)
-        else:
-            stream = self._joined(data)
-        return self._cut(stream)
+        stream, self._tail = self._joined(data), bytearray()
+        return super().push(stream) if self._are_whole(stream) else self._cut(stream)
 
     def end(self, mark: bytes) -> Framed:
         framed = super().end(mark)

@@ -48,6 +48,21 @@ async def read_until(driver: ConnectorDriver, count: int) -> None:
     assert await driver.read(enough=lambda: len(driver.records) >= count) is None
 
 
+async def read_across(
+    driver: ConnectorDriver, change: Callable[[], None], *, first: int, then: int, while_followed: bool
+) -> None:
+    """Read so many records, change the file, and read on until so many are here: in one connection, or in two."""
+    if not while_followed:
+        await read_until(driver, first)
+        change()
+        await read_until(driver, then)
+        return
+    async with following(driver) as until_records:
+        await until_records(first)
+        change()
+        await until_records(then)
+
+
 @asynccontextmanager
 async def following(driver: ConnectorDriver) -> AsyncIterator[Callable[[int], Coroutine[Any, Any, None]]]:
     """Follow; the function waits until that many records are here."""
@@ -171,15 +186,7 @@ async def test_what_was_not_read_of_a_truncated_file_is_read_from_its_copy(
 
     driver = driver_of(path)
     with capture_logs() as logs:
-        if while_followed:
-            async with following(driver) as until_records:
-                await until_records(50)
-                copy_and_truncate()
-                await until_records(53)
-        else:
-            await read_until(driver, 50)
-            copy_and_truncate()
-            await read_until(driver, 53)
+        await read_across(driver, copy_and_truncate, first=50, then=53, while_followed=while_followed)
     assert driver.records == numbered(*range(53))
     assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
 
@@ -222,15 +229,7 @@ async def test_a_copy_with_more_in_the_place_of_a_file_goes_on_where_that_was_re
         anew.rename(path)
 
     driver = driver_of(path)
-    if while_followed:
-        async with following(driver) as until_records:
-            await until_records(50)
-            replace()
-            await until_records(52)
-    else:
-        await read_until(driver, 50)
-        replace()
-        await read_until(driver, 52)
+    await read_across(driver, replace, first=50, then=52, while_followed=while_followed)
     assert driver.records == [*numbered(*range(50)), rest + b" a record" if rest else b"50", *numbered(51)]
 
 

@@ -115,7 +115,8 @@ BEGIN
         UPDATE feedq.feed SET
             tenant = given.tenant, connector = given.connector, source = given.source, sink = given.sink,
             labels = given.labels, selector = given.selector, weight = given.weight,
-            process = given.process, target_state = given.target_state, initial_cursor = given.initial_cursor, expect = given.expect,
+            process = given.process, target_state = given.target_state, initial_cursor = given.initial_cursor,
+            expect = given.expect,
             catalog = its_catalog, generation = feed.generation + differs::int, updated_at = feedq.clock()
         FROM ruled given WHERE feed.id = (f).id AND ruling IS NULL AND (differs OR changes_hands)
         RETURNING feed.id, feed.generation, detail

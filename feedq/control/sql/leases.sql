@@ -311,8 +311,8 @@ EXCEPTION WHEN lock_not_available THEN
 END $body$;
 
 -- What a report tells once: a feed that was moved `has_arrived`; one that had failed `can_run` as declared; one
--- `is_welcome` where it failed before; something was `noticed`, or is so no longer (null). A lease that somebody has locked is left as it is: the
--- next report says the same of it.
+-- `is_welcome` where it failed before; something was `noticed`, or is so no longer (null). A lease that somebody has
+-- locked is left as it is: the next report says the same of it.
 CREATE FUNCTION feedq_1.heed(owner uuid, news json) RETURNS boolean LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 DECLARE
