@@ -17,16 +17,15 @@ generator must end it within a second.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from importlib.metadata import entry_points
 from threading import Event
-from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
@@ -251,19 +250,6 @@ def tell_if_unanswered(options: ConnectorOptions, tell: Callable[[str], None]) -
     """Tells after `UNANSWERED_S` that the source has neither accepted nor refused, unless it is cancelled."""
     said = f"connecting to {options.peer}: no answer for {UNANSWERED_S:g} s"
     return asyncio.get_running_loop().call_later(UNANSWERED_S, tell, said)
-
-
-def open_stream(
-    kind: type[Connector], options: ConnectorOptions, *, context: Context, cursor: JSON
-) -> AsyncGenerator[Batch, None]:
-    """A connection attempt of whichever kind; to be closed with ``aclose``."""
-    if inspect.isgeneratorfunction(kind.stream):
-        # Imported here: it builds on what this module defines.
-        from feedq.connectors.blocking import stream_blocking
-
-        return stream_blocking(kind, options, context=context, cursor=cursor)
-    # The protocol promises an async iterator; those with an `aclose` get it called in time.
-    return cast("AsyncGenerator[Batch, None]", kind(options, context).stream(cursor))
 
 
 def installed(group: str) -> list[str]:

@@ -20,6 +20,7 @@ acknowledges looks at what it left there, for it has no other way to be called w
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 import threading
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -38,6 +39,16 @@ STOP_S: Final = 0.8
 """A feed has to end within a second; a worker that leaves gives its feeds little more."""
 
 logger = log(__name__)
+
+
+def open_stream(
+    kind: type[Connector], options: ConnectorOptions, *, context: Context, cursor: JSON
+) -> AsyncGenerator[Batch, None]:
+    """A connection attempt of whichever kind; to be closed with ``aclose``."""
+    if inspect.isgeneratorfunction(kind.stream):
+        return stream_blocking(kind, options, context=context, cursor=cursor)
+    # The protocol promises an async iterator; those with an `aclose` get it called in time.
+    return cast("AsyncGenerator[Batch, None]", kind(options, context).stream(cursor))
 
 
 async def stream_blocking(

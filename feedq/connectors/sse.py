@@ -6,26 +6,43 @@ back in the request.
 
 Sources end their answers now and then. One that did so in order is asked again from here, after the time that its
 ``retry`` asks for; one that broke off leaves the time in between to feedq, but no less than that.
+
+An event stream is cut up as the HTML standard has it:
+https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream. All whole events that have
+arrived at once are looked at together. Where all of them have the fields of the first, in their order and with one
+line of data, which is what sources send, one pattern finds all data, and nothing is done per event. Whatever else
+comes is read line by line, and so is an event that grows too large to wait for its end. An event that a stream
+breaks off in the middle of does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar, Final
 
 import msgspec
 from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
-from feedq.connectors.protocol.eventstream import EventFramer
-from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
 from feedq.connectors.record_options import CursorOptions
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.records.framing import CURSOR_BYTES_MAX, RECORD_BYTES_MAX, Framed
+from feedq.records.framing import (
+    BYTE_ORDER_MARK,
+    CR,
+    CURSOR_BYTES_MAX,
+    LF,
+    RECORD_BYTES_MAX,
+    Framed,
+    as_lines,
+)
+from feedq.records.pointer import is_json
 
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_S: Final = 1.0
@@ -33,6 +50,14 @@ RETRY_S: Final = 1.0
 RETRY_S_MIN: Final = 0.1
 """A source that ends each answer at once must not be asked without pause."""
 RETRY_S_MAX: Final = 60.0
+MESSAGE: Final = b"message"
+"""The type of an event that does not name one."""
+LINE_BYTES_MIN: Final = 64 * 1024
+"""A line may have this size whatever the limit of records is: comments and ids are no records."""
+RETRY_SAID_S_MAX: Final = 86_400.0
+LINES_AT_ONCE: Final = 20_000
+SKELETON_BYTES_MAX: Final = 256
+"""Events with longer types than this are read line by line; it bounds what the patterns in the cache hold."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -175,3 +200,215 @@ def _check(answer: Answer) -> None:
             f"{answer.where}: answered {answer.status} with content of the type {named(media_type)}, "
             f"not {MEDIA_TYPE}; check source.url"
         )
+
+
+# -- the event stream ----------------------------------------------------------------------------------
+
+
+class EventFramer:
+    """Cuts one stream into records: an event's data alone, or with ``envelope`` a JSON object of all that it says.
+
+    Only events of the given ``types`` are records, if there are some given. Empty data alone is no record.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_record_bytes: int,
+        types: Collection[str] | None = None,
+        envelope: bool = False,
+        last_id: str = "",
+    ) -> None:
+        self._max = max_record_bytes
+        self._line_bytes_max = max(max_record_bytes, LINE_BYTES_MIN) + len(b"data: ")
+        self._types = None if types is None else frozenset(name.encode() for name in types)
+        self._envelope = envelope
+        self._tail = bytearray()
+        """What was not read yet, its lines ended by LF."""
+        self._has_begun = self._after_cr = False
+        self._is_amid = False
+        """Whether some lines of an event were read, and not its end."""
+        self._data: list[bytes] = []
+        self._size = -1
+        """Of the data joined by newlines."""
+        self._type = b""
+        self._id = self._last_id = last_id.encode()
+        self._oversize = False
+        self.retry_s: float | None = None
+        """How long the source wants us to wait before a stream is opened anew; None if it did not say."""
+        self.is_behind = False
+        """Whether there is more to be read of what was pushed. Nothing else may be pushed before `go_on` has."""
+
+    @property
+    def last_id(self) -> str:
+        """Where a stream that is opened anew should go on; empty if nowhere in particular."""
+        return self._last_id.decode("utf-8", "replace")
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        """The records that ``data`` completes, or some of them: see `is_behind`."""
+        assert not self.is_behind
+        if self._after_cr and data:
+            # The LF of a CRLF that the pieces were cut in.
+            data, self._after_cr = data.removeprefix(LF), False
+        if CR in data:
+            self._after_cr = data.endswith(CR)
+            data = data.replace(b"\r\n", LF).replace(CR, LF)
+        searched = len(self._tail)
+        self._tail += data
+        if not self._has_begun:
+            if len(self._tail) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(self._tail):
+                return Framed()
+            self._has_begun, searched = True, 0
+            self._tail = self._tail.removeprefix(BYTE_ORDER_MARK)
+        return self._read(max(0, searched - 1))
+
+    def go_on(self) -> Framed:
+        """The next records of what was pushed."""
+        self.is_behind = False
+        return self._read(0)
+
+    def finish(self) -> Framed:
+        """What only the end of the stream could tell."""
+        self._is_amid = True
+        return self._read(0)
+
+    def _read(self, searched: int) -> Framed:
+        """The records in the tail, whose first ``searched`` bytes have no end of an event."""
+        if not self._is_amid:
+            end = self._tail.rfind(b"\n\n", searched)
+            if end >= 0:
+                events = self._take(end + 2)
+                lines = self._read_alike(events)
+                return self._read_lines(events) if lines is None else Framed(lines=lines)
+            if len(self._tail) <= self._line_bytes_max:
+                return Framed()
+        framed = self._read_lines(self._take(self._tail.rfind(LF) + 1))
+        if not self.is_behind and len(self._tail) > self._line_bytes_max:
+            self._oversize = framed.oversize = True
+        return framed
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(memoryview(self._tail)[:size])
+        self._tail = self._tail[size:]
+        return taken
+
+    def _read_alike(self, events: bytes) -> bytes | None:
+        """The data of whole events that are all like the first, as lines; None if they are not."""
+        if self._envelope or b"\0" in events:
+            return None
+        shape = shape_of(events[: events.index(b"\n\n") + 2])
+        if shape is None:
+            return None
+        found: list[bytes] = shape.pattern.findall(events)
+        # Each match begins at the beginning of a line and ends at the end of one: if all newlines are in matches,
+        # there is nothing between them.
+        if len(found) * shape.line_count != events.count(LF) or max(map(len, found)) > self._max:
+            return None
+        # Where the stream stands after the last of them.
+        self._read_lines(events[events.rfind(b"\n\n", 0, -2) + 2 :] if len(found) > 1 else events)
+        if self._types is not None and shape.type not in self._types:
+            return b""
+        return as_lines([data for data in found if data])
+
+    def _read_lines(self, lines: bytes) -> Framed:
+        """The records of some lines, each ended by LF; what cannot be read in one turn goes back."""
+        records: list[bytes] = []
+        start = count = 0
+        while start < len(lines) and not self._oversize:
+            if count == LINES_AT_ONCE:
+                self._tail[:0], self.is_behind = lines[start:], True
+                break
+            end = lines.index(LF, start)
+            if end > start:
+                self._read_line(lines[start:end])
+            elif (record := self._dispatch()) is not None:
+                records.append(record)
+            start, count = end + 1, count + 1
+        framed = Framed.of(records)
+        framed.oversize = self._oversize
+        return framed
+
+    def _read_line(self, line: bytes) -> None:
+        self._is_amid = True
+        self._oversize = len(line) > self._line_bytes_max
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        match field:
+            case b"data":
+                self._data.append(value)
+                self._size += len(value) + 1
+                self._oversize = self._oversize or self._size > self._max
+            case b"event":
+                self._type = value
+            case b"id" if b"\0" not in value:
+                self._id = value
+            case b"retry" if value.isdigit():
+                self.retry_s = min(int(value[:12]) / 1000, RETRY_SAID_S_MAX)
+
+    def _dispatch(self) -> bytes | None:
+        """The record of an event that has ended; None if it is none."""
+        self._last_id, self._is_amid = self._id, False
+        kind, has_data, data = self._type or MESSAGE, bool(self._data), LF.join(self._data)
+        self._type, self._data, self._size = b"", [], -1
+        if not has_data or (self._types is not None and kind not in self._types):
+            return None
+        return _enveloped(self._last_id, kind, data) if self._envelope else data or None
+
+
+@dataclass(frozen=True, slots=True)
+class EventShape:
+    """What events look like that are all alike but for their ids and their data."""
+
+    pattern: re.Pattern[bytes]
+    """Matches one event; its group is the data."""
+    line_count: int
+    type: bytes
+
+
+def shape_of(event: bytes) -> EventShape | None:
+    """The shape of an event, blank line included, if a pattern can be made of it."""
+    skeleton = []
+    for line in event[:-2].split(LF):
+        field, colon, value = line.partition(b":")
+        if field == b"event" and colon:
+            skeleton.append(line)
+        elif field in (b"id", b"data") and colon:
+            skeleton.append(field + (b": " if value.startswith(b" ") else b":"))
+        else:
+            return None
+    joined = LF.join(skeleton)
+    fields = [line.partition(b":")[0] for line in skeleton]
+    if len(fields) != len(set(fields)) or b"data" not in fields or len(joined) > SKELETON_BYTES_MAX:
+        return None
+    return _shape(joined)
+
+
+@lru_cache(maxsize=64)
+def _shape(skeleton: bytes) -> EventShape:
+    patterns, kind = [], b""
+    for line in skeleton.split(LF):
+        field, _, value = line.partition(b":")
+        if field == b"event":
+            kind = value.removeprefix(b" ")
+            patterns.append(re.escape(line))
+        else:
+            # One space after the colon is no part of the value, and a source uses it always or never.
+            value_begins = line if value else line + b"(?! )"
+            patterns.append(value_begins + (b"(.*+)" if field == b"data" else b".*+"))
+    pattern = re.compile(b"^" + b"\n".join(patterns) + b"\n\n", re.MULTILINE)
+    return EventShape(pattern, len(patterns) + 1, kind or MESSAGE)
+
+
+def _enveloped(event_id: bytes, kind: bytes, data: bytes) -> bytes:
+    """Writes an event as one line of JSON. Data that is JSON stands there as it is, any other as a string."""
+    # Between tokens of JSON a newline is as good as a space, and inside of them there is none.
+    data = data.replace(LF, b" ") if is_json(data) else msgspec.json.encode(_text(data))
+    return b'{"id":%b,"event":%b,"data":%b}' % (
+        msgspec.json.encode(_text(event_id)) if event_id else b"null",
+        msgspec.json.encode(_text(kind)),
+        data,
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

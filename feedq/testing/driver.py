@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from feedq.connectors.base import BOUNDLESS, Connector, Context, Room, open_stream
+from feedq.connectors.base import BOUNDLESS, Connector, Context, Room
+from feedq.connectors.blocking import open_stream
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Batch
 from feedq.core.permission import DEFAULT, Permissions

@@ -24,10 +24,10 @@ from feedq.connectors.base import (
     ConnectorOptions,
     Context,
     load_connector,
-    open_stream,
     parse_options,
     tell_if_unanswered,
 )
+from feedq.connectors.blocking import open_stream
 from feedq.core.clock import Clock
 from feedq.core.model import JSON, Batch, FeedSpec
 from feedq.core.notices import NOTICES_MAX

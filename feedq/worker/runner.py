@@ -25,7 +25,8 @@ from functools import partial
 from random import Random
 from traceback import format_exception
 
-from feedq.connectors.base import Connector, Context, load_connector, open_stream, tell_if_unanswered
+from feedq.connectors.base import Connector, Context, load_connector, tell_if_unanswered
+from feedq.connectors.blocking import open_stream
 from feedq.core.backoff import BackoffPolicy, RetryElsewhere
 from feedq.core.clock import Clock
 from feedq.core.expectations import Expectation, Expectations

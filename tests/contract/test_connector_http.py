@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from feedq.connectors.http import HttpConnector
-from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX, location_of, places_for_headers
+from feedq.connectors.http.client import PIECE_BYTES_MAX, location_of, places_for_headers
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import Script as Serve

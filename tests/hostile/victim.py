@@ -33,7 +33,8 @@ from typing import Any, Final
 import psutil
 import uvloop
 
-from feedq.connectors.base import Context, load_connector, open_stream
+from feedq.connectors.base import Context, load_connector
+from feedq.connectors.blocking import open_stream
 from feedq.core.clock import SystemClock
 from feedq.core.permission import Permissions
 from feedq.errors import FeedqError

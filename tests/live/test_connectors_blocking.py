@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 from structlog.testing import capture_logs
 
-from feedq.connectors.base import NEVER, ConnectorOptions, Context, open_stream
-from feedq.connectors.blocking import dialed
+from feedq.connectors.base import NEVER, ConnectorOptions, Context
+from feedq.connectors.blocking import dialed, open_stream
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Batch
 from feedq.errors import SourceUnavailable

@@ -14,9 +14,9 @@ from paho.mqtt.client import Client
 
 from feedq.connectors.base import BOUNDLESS, parse_options
 from feedq.connectors.messages import Inbox, enclose, name_at_source
-from feedq.connectors.mqtt import MqttOptions, unshared
-from feedq.connectors.protocol.nats_client import NatsMessage
-from feedq.connectors.protocol.nats_consumer import (
+from feedq.connectors.mqtt.connector import MqttOptions, unshared
+from feedq.connectors.nats.client import NatsMessage
+from feedq.connectors.nats.consumer import (
     NatsCursor,
     Pulls,
     Received,
@@ -25,7 +25,7 @@ from feedq.connectors.protocol.nats_consumer import (
     StreamFacts,
     choose_start,
 )
-from feedq.connectors.protocol.resp import DEPTH_MAX, BrokenAnswer, RedisLink
+from feedq.connectors.redis.resp import DEPTH_MAX, BrokenAnswer, RedisLink
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import InvalidInput, SourceUnavailable
 from feedq.worker.batch_queue import InflightBudget

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.websocket_connection import Due, Pulse
+from feedq.connectors.websocket.connection import Due, Pulse
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
 from feedq.connectors.wire.remote import ConnectionOptions, Location, TlsFiles

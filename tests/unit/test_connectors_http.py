@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX, Gunzip, named
-from feedq.connectors.protocol.http_polling import (
+from feedq.connectors.http.client import PIECE_BYTES_MAX, Gunzip, named
+from feedq.connectors.http.polling import (
     Elements,
     PollAnswer,
     PollCursor,
@@ -22,7 +22,7 @@ from feedq.connectors.protocol.http_polling import (
     next_tick,
     within,
 )
-from feedq.connectors.protocol.request_options import RETRY_AFTER_S_MAX, retry_after_s
+from feedq.connectors.wire.request import RETRY_AFTER_S_MAX, retry_after_s
 from feedq.core.model import JSON
 from feedq.records.framing import at_once
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.eventstream import LINE_BYTES_MIN, RETRY_S_MAX, EventFramer
+from feedq.connectors.sse import LINE_BYTES_MIN, RETRY_SAID_S_MAX, EventFramer
 from feedq.records.framing import BYTE_ORDER_MARK
 
 MAX = 1000
@@ -47,7 +47,7 @@ def read(stream: bytes) -> Stream:
         elif field == b"id" and b"\0" not in value:
             event_id = value
         elif field == b"retry" and value.isdigit():
-            found.retry_s = min(int(value[:12]) / 1000, RETRY_S_MAX)
+            found.retry_s = min(int(value[:12]) / 1000, RETRY_SAID_S_MAX)
         if len(line) > line_bytes_max or len(b"\n".join(data)) > MAX:
             found.is_oversize = True
             return found

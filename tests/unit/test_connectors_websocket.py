@@ -13,8 +13,8 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.protocol.websocket_frames import MessageReader
-from feedq.connectors.websocket import MessageFramer, WebsocketOptions
+from feedq.connectors.websocket.connector import MessageFramer, WebsocketOptions
+from feedq.connectors.websocket.frames import MessageReader
 from feedq.records.framing import Framed
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 

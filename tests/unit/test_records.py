@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from feedq.connectors.base import show_cursor
 from feedq.connectors.tcp import PING_BYTES_MAX, Ping, Pinged
-from feedq.connectors.websocket import Ignored, Rule
+from feedq.connectors.websocket.connector import Ignored, Rule
 from feedq.core import model
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured

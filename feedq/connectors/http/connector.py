@@ -5,7 +5,7 @@ in the request. What is left of a record when the answer ends is discarded, sinc
 again, whole; only what is a whole JSON object or list at the certain end of an answer counts without its end mark.
 
 ``mode: poll`` asks at an interval, follows the pages of an answer, and keeps its position in the cursor: see
-`feedq.connectors.protocol.http_polling`. A source that says when to ask again (429 and 503 with
+`feedq.connectors.http.polling`. A source that says when to ask again (429 and 503 with
 ``Retry-After``) is asked then.
 """
 
@@ -20,8 +20,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions
-from feedq.connectors.protocol.http_polling import FRAMED, LINK, Poller
+from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions
+from feedq.connectors.http.polling import FRAMED, LINK, Poller
 from feedq.connectors.record_options import CursorOptions, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON, Batch

@@ -37,7 +37,7 @@ from feedq.connectors.messages import (
     enclose,
     oversize,
 )
-from feedq.connectors.protocol.nats_client import (
+from feedq.connectors.nats.client import (
     DESCRIPTION,
     STATUS,
     JetStreamRefusal,

@@ -1,7 +1,7 @@
 """The ``nats`` connector: messages of a JetStream stream, exactly once, by their sequence.
 
 The cursor is the sequence of the last message. Each connection makes its consumer anew, right behind the
-cursor (`feedq.connectors.protocol.nats_consumer` says why it must), pulls a bounded number of messages ahead, and
+cursor (`feedq.connectors.nats.consumer` says why it must), pulls a bounded number of messages ahead, and
 acknowledges them once they are committed.
 
 A stream may discard messages before they are read. A first message that lies beyond the cursor, or a hole in the
@@ -21,14 +21,14 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.messages import MessageOptions, credential, name_at_source
-from feedq.connectors.protocol.nats_client import (
+from feedq.connectors.nats.client import (
     NO_RESPONDERS,
     READ_AHEAD_BYTES,
     JetStreamRefusal,
     NatsClient,
     NatsLogin,
 )
-from feedq.connectors.protocol.nats_consumer import (
+from feedq.connectors.nats.consumer import (
     HEARTBEAT_S_MAX,
     HEARTBEATS_MISSED,
     JetStream,

@@ -18,8 +18,8 @@ import msgspec
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
-from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.record_options import CursorOptions, line_framer
+from feedq.connectors.websocket.connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.wire.remote import check_template
 from feedq.core.model import JSON, Batch
 from feedq.records.framing import (

@@ -9,7 +9,7 @@ goes on: stopping would only lose more. To see it in time, the oldest entry is a
 in the same packet.
 
 While the last batch of an answer waits for its consumer the next XREAD is already under way: that is all that is
-read ahead. An answer is taken entry by entry (`feedq.connectors.protocol.resp`), in batches of about
+read ahead. An answer is taken entry by entry (`feedq.connectors.redis.resp`), in batches of about
 ``buffer_bytes``, so that a thousand entries may each be as large as one may be.
 """
 
@@ -32,7 +32,7 @@ from feedq.connectors.messages import (
     payload_member,
     text_member,
 )
-from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
+from feedq.connectors.redis.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location

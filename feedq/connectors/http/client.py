@@ -30,9 +30,9 @@ import httpx
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context
-from feedq.connectors.protocol.request_options import USER_AGENT, RequestOptions, retry_after_s, status_name
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location
+from feedq.connectors.wire.request import USER_AGENT, RequestOptions, retry_after_s, status_name
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.records.template import CURSOR, fill_in

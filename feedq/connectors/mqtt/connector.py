@@ -34,7 +34,7 @@ from feedq.connectors.messages import (
     name_at_source,
     oversize,
 )
-from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
+from feedq.connectors.mqtt.link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme

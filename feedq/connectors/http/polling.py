@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from feedq.connectors.base import Context
-from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
+from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.records.framing import BYTE_ORDER_MARK, SLICE_BYTES, CursorReader, Framed, Steps, in_turns
 from feedq.records.pointer import MISSING, TextPointers, is_json
 
 if TYPE_CHECKING:
-    from feedq.connectors.http import HttpOptions
+    from feedq.connectors.http.connector import HttpOptions
 
 FRAMED: Final = "framed"
 LINK: Final = "link"

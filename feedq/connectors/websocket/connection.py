@@ -35,11 +35,11 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from feedq.connectors.base import Context
-from feedq.connectors.protocol.request_options import TOKEN, RequestOptions, retry_after_s, status_name
-from feedq.connectors.protocol.websocket_frames import FRAGMENTS_MAX, MessageReader
+from feedq.connectors.websocket.frames import FRAGMENTS_MAX, MessageReader
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme
+from feedq.connectors.wire.request import TOKEN, RequestOptions, retry_after_s, status_name
 from feedq.core.clock import Clock
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
@@ -421,7 +421,7 @@ async def _shake_hands(
             break
         head += data
     answer, end, rest = head.partition(_HEAD_ENDS)
-    # The frames that came with the answer are the reader's: see the invariants of `websocket_frames`.
+    # The frames that came with the answer are the reader's: see the invariants of `MessageReader`'s module.
     protocol.receive_data(answer + end)
     if protocol.state is State.OPEN:
         connection.put_back(rest)

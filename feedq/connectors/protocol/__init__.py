@@ -1,1 +1,0 @@
-"""What a connector needs besides its own file, under the name of its protocol."""
