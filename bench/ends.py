@@ -6,8 +6,8 @@ By hand only (``make bench ARGS=ends``, five minutes): 42 schedules of one secon
 - it has `failed` or `timed_out`: no job does either by itself;
 - it is `lost` under other semantics than `at_most_once`, or on a worker that was not killed.
 
-A `transactional` run ends with its commit. When its database stands still for longer than its time-out, its owner
-says that it has timed out, and that is right.
+A `transactional` run ends with its commit. If its database stands still until its time is up, the run is
+`timed_out`, and that is right.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ EACH: Final = 14
 """Schedules of each semantics: 42 of all three."""
 OUTAGES_S: Final = (1.0, 10.0, 60.0)
 TAKES_S: Final = 1.0
-TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 3.0
+"""Longer than the run and the shortest outage together: a transactional run commits in time after it."""
 LIMIT_S: Final = 120.0
 SEED: Final = 12
 
