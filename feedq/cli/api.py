@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import Command, Duration, Form, Group, Invocation, OneOf, changes, pass_invocation
+from feedq.cli import options
+from feedq.cli.assignments import assigned
+from feedq.cli.invocation import Form, Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import assigned
 from feedq.cli.output import TableColumn, answer, answer_list, write_json_line
 from feedq.errors import NotFound, Unavailable
 
@@ -30,10 +31,9 @@ PORT_USUAL = 5556
 DAY_S = 86_400.0
 
 
-@click.command("api", cls=Command, short_help="The HTTP API, /api/v1.")
+@options.command("api", short_help="The HTTP API, /api/v1.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, help="0 is a free one.")
-@pass_invocation
 def serve(invocation: Invocation, *, host: str, port: int) -> None:
     """Serve the HTTP API until it is stopped. Behind anything but this machine it belongs behind TLS.
 
@@ -89,7 +89,7 @@ def _shown(host: str) -> str:
 # -- tokens --------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Group, short_help="Tokens of the HTTP API: add, list, remove.")
+@options.group(short_help="Tokens of the HTTP API: add, list, remove.")
 def token() -> None:
     """Tokens of the HTTP API, each with a role, and with an end.
 
@@ -103,13 +103,13 @@ def token() -> None:
 @click.argument("name")
 @click.option(
     "--role",
-    type=OneOf("feedq.core.roles:AccessRole"),
+    type=options.OneOf("feedq.core.roles:AccessRole"),
     required=True,
     help="viewer looks; operator does what this command line does; admin also gives out tokens.",
 )
 @click.option("--tenant", help="Over this tenant's feeds, and nothing else. [default: over everything]")
-@click.option("--for", "lasts_s", type=Duration(), default="90d", help="How long it lasts.")
-@changes
+@click.option("--for", "lasts_s", type=options.Duration(), default="90d", help="How long it lasts.")
+@options.changes
 def add(
     invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, lasts_s: float
 ) -> None:
@@ -124,7 +124,6 @@ def add(
 
 
 @token.command("list")
-@pass_invocation
 def list_(invocation: Invocation) -> None:
     """All tokens by name, with their roles and ends.
 
@@ -145,7 +144,7 @@ def list_(invocation: Invocation) -> None:
 
 @token.command()
 @click.argument("names", nargs=-1, required=True)
-@changes
+@options.changes
 def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
     """End tokens at once.
 
@@ -160,10 +159,10 @@ def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
 # -- verbs ---------------------------------------------------------------------------------------------
 
 
-@click.command("do", cls=Command, short_help="Any verb of the API by its name; without one, all there are.")
+@options.command("do", short_help="Any verb of the API by its name; without one, all there are.")
 @click.argument("verb", required=False)
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
-@changes
+@options.changes
 def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[str]) -> None:
     """Do what a verb does with these arguments, and print its answer as JSON. Nothing is asked before: a verb that
     changes something says with dry_run=true what it would do.

@@ -18,7 +18,8 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import Command, Form, Invocation, changes, pass_invocation, yes_option
+from feedq.cli import options
+from feedq.cli.invocation import Form, Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import answer, say, warn, write_difference
 from feedq.errors import FeedqError, InvalidInput, error_of
@@ -53,7 +54,7 @@ file_option = click.option(
 tenant_option = click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
 
 
-@click.command(cls=Command, short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
+@options.command(short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
 @file_option
 @click.option(
     "--prune",
@@ -67,8 +68,8 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
 )
 @tenant_option
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
-@yes_option
-@changes
+@options.yes
+@options.changes
 def apply(
     invocation: Invocation,
     *,
@@ -109,11 +110,10 @@ def apply(
         declare(invocation, question, show, yes=not is_asked, dry_run=dry_run, adopt=adopt, **asked)
 
 
-@click.command(cls=Command, short_help="What apply would change; the exit status says whether anything.")
+@options.command(short_help="What apply would change; the exit status says whether anything.")
 @file_option
 @click.option("--prune", is_flag=True, help="Also what would be removed because it is not declared.")
 @tenant_option
-@pass_invocation
 def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: str | None) -> None:
     """Show what `feedq apply` would change, and change nothing.
 
@@ -134,9 +134,8 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
         raise SystemExit(1)
 
 
-@click.command(cls=Command, short_help="Check manifests, without any server.")
+@options.command(short_help="Check manifests, without any server.")
 @file_option
-@pass_invocation
 def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     """Check manifests: every mistake, with file and line. No server is asked.
 
@@ -152,8 +151,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
 
 
-@click.command(cls=Command, short_help="What manifests may say, as JSON Schema for editors.")
-@pass_invocation
+@options.command(short_help="What manifests may say, as JSON Schema for editors.")
 def schema(invocation: Invocation) -> None:
     """Print the JSON Schema of manifests, with the options of every connector that is installed, here or at the
     server.
@@ -306,7 +304,7 @@ def fail_if_not_made(found: declarations.Declared) -> None:
 # -- catalogs ------------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="Make feeds of catalogs as these say; shows what changes.")
+@options.command(short_help="Make feeds of catalogs as these say; shows what changes.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option(
@@ -320,7 +318,6 @@ def fail_if_not_made(found: declarations.Declared) -> None:
     is_flag=True,
     help="Also take feeds that others declared under names that the catalog has, from another catalog too.",
 )
-@pass_invocation
 def sync(invocation: Invocation, *, names: Sequence[str], remove_up_to: int | None, **how: bool) -> None:
     """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import click
 
-from feedq.cli.invocation import Invocation, OneOf, decorated
+from feedq.cli import options
+from feedq.cli.assignments import split_assignment
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import split_assignment
 from feedq.errors import NotFound, error_of
 
 with lazily():
@@ -23,7 +24,7 @@ with lazily():
 NAMES_AT_ONCE: Final = 100
 """Names that are asked for together: an address holds no more."""
 
-_options = decorated(
+_options = options.decorated(
     click.argument("names", nargs=-1, metavar="[NAME]..."),
     click.option("--tenant", help="Only this tenant's feeds."),
     click.option(
@@ -39,7 +40,7 @@ _options = decorated(
         "--status",
         "statuses",
         multiple=True,
-        type=OneOf("feedq.core.model:Status"),
+        type=options.OneOf("feedq.core.model:Status"),
         help="Only feeds of this status; may be repeated.",
     ),
     click.option("--connector", help="Only feeds with this connector."),

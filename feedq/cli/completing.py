@@ -14,7 +14,8 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from feedq.cli.invocation import STACK_DIR, Command, Invocation, pass_invocation, stack_settings
+from feedq.cli import options
+from feedq.cli.invocation import STACK_DIR, Invocation, stack_settings
 from feedq.cli.output import answer
 
 NAMES_MAX: Final = 200
@@ -64,9 +65,8 @@ def complete_names(command: click.Command, group: str) -> None:
             param.type = KnownName(kind)
 
 
-@click.command(cls=Command, short_help="What completes commands and options in bash, zsh or fish.")
+@options.command(short_help="What completes commands and options in bash, zsh or fish.")
 @click.argument("shell", type=click.Choice(SHELLS))
-@pass_invocation
 def completion(invocation: Invocation, *, shell: str) -> None:
     """Print the script that lets a shell complete commands and options.
 

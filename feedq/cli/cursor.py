@@ -8,17 +8,11 @@ from typing import Any, Final
 
 import click
 
+from feedq.cli import options
+from feedq.cli.assignments import read_cursor
 from feedq.cli.choosing import await_feeds
-from feedq.cli.invocation import (
-    Command,
-    Invocation,
-    changes,
-    has_verbs,
-    wait_options,
-    yes_option,
-)
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import read_cursor
 from feedq.cli.output import ProgressLine, TableColumn, answer, answer_list, fact_lines, number, state
 from feedq.errors import FeedqError
 
@@ -35,8 +29,8 @@ WAIT_S: Final = 86_400.0
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")
 
 
-@click.command(cls=Command, short_help="Where a feed stands in its source: show, set, rewind.")
-@has_verbs(
+@options.command(short_help="Where a feed stands in its source: show, set, rewind.")
+@options.has_verbs(
     show="name",
     set="name cursor dry_run yes wait timeout_s",
     rewind="name records to to_start dry_run yes wait timeout_s",
@@ -49,9 +43,9 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would ha
 )
 @click.option("--to-start", is_flag=True, help="Rewind to where the feed began.")
 @dry_run_option
-@yes_option
-@wait_options()
-@changes
+@options.yes
+@options.waits()
+@options.changes
 def cursor(
     invocation: Invocation,
     *,
@@ -139,8 +133,8 @@ def _shown(cursor: model.JSON) -> str:
 # -- backfills ---------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="Import again from one cursor to another, beside the live stream.")
-@has_verbs(begin="name begin end rows_per_s key dry_run wait timeout_s", show="name", cancel="name")
+@options.command(short_help="Import again from one cursor to another, beside the live stream.")
+@options.has_verbs(begin="name begin end rows_per_s key dry_run wait timeout_s", show="name", cancel="name")
 @click.argument("name", required=False)
 @click.option("--from", "begin", metavar="CURSOR", help="Begin after this cursor, or time.")
 @click.option(
@@ -153,8 +147,8 @@ def _shown(cursor: model.JSON) -> str:
 )
 @click.option("--key", metavar="TEXT", help="Asked again with the same key, nothing is begun again.")
 @dry_run_option
-@wait_options(WAIT_S)
-@changes
+@options.waits(WAIT_S)
+@options.changes
 def backfill(
     invocation: Invocation,
     *,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import Group, Invocation, pass_invocation
+from feedq.cli import options
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import answer
 from feedq.core.passwords import mask_url
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from feedq.settings import Settings
 
 
-@click.group(cls=Group, short_help="Migrate the control database, make its roles.")
+@options.group(short_help="Migrate the control database, make its roles.")
 def db() -> None:
     """The control database (FEEDQ_DATABASE_URL).
 
@@ -39,7 +40,6 @@ def db() -> None:
 @click.option(
     "--check", is_flag=True, help="Only say which migrations are pending; exit status 1 if any are."
 )
-@pass_invocation
 def upgrade(invocation: Invocation, *, check: bool) -> None:
     """Bring the database to this release. Safe to run again, and from several places at once.
 
@@ -66,7 +66,6 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
 @click.option(
     "--apply", "apply_", is_flag=True, help="Make the roles and give them their rights, as one transaction."
 )
-@pass_invocation
 def grants(invocation: Invocation, *, apply_: bool) -> None:
     """Print the SQL that makes a role for each kind of process, each with as few rights as it needs.
 

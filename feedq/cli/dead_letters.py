@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from feedq.cli.invocation import Command, Invocation, changes, has_verbs, limit_option, yes_option
+from feedq.cli import options
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, number
 from feedq.errors import FeedqError
@@ -17,16 +18,14 @@ with lazily():
 TEXT_WIDTH = 60
 
 
-@click.command(
-    "dead-letters", cls=Command, short_help="Records that the database refused: list, replay, drop."
-)
-@has_verbs(list="name ids limit", replay="name ids all_", drop="name ids all_ yes")
+@options.command("dead-letters", short_help="Records that the database refused: list, replay, drop.")
+@options.has_verbs(list="name ids limit", replay="name ids all_", drop="name ids all_ yes")
 @click.argument("name")
 @click.argument("ids", nargs=-1, type=click.IntRange(1, 2**63 - 1), metavar="[ID]...")
 @click.option("--all", "all_", is_flag=True, help="All of the feed's, instead of naming each.")
-@limit_option(50)
-@yes_option
-@changes
+@options.limit(50)
+@options.yes
+@options.changes
 def dead_letters(
     invocation: Invocation,
     *,

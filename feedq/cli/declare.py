@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 
 import click
 
+from feedq.cli import options
 from feedq.cli.apply import declare, read_manifests
+from feedq.cli.assignments import assigned, split_words
 from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, none_match
-from feedq.cli.invocation import Command, Invocation, changes, pass_invocation, yes_option
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import assigned, split_words
 from feedq.cli.output import ProgressLine, answer, say, write_difference
 from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound, Unreadable
 
@@ -36,10 +37,10 @@ HEAD = "# What you save is checked and shown before anything changes. An unchang
 # -- feeds -------------------------------------------------------------------------------------------
 
 
-@click.command("set", cls=Command)
+@options.command("set")
 @chooses_feeds
-@yes_option
-@changes
+@options.yes
+@options.changes
 def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool) -> None:
     """Set keys of feeds as in a manifest and keep the rest; feeds start anew with them, where they left off.
 
@@ -92,9 +93,9 @@ def _declared_feeds(
             yield one.declaration
 
 
-@click.command("edit", cls=Command)
+@options.command("edit")
 @click.argument("name")
-@changes
+@options.changes
 def edit_feed(invocation: Invocation, *, name: str) -> None:
     """Edit a feed as it stands in a manifest, in $EDITOR; it starts anew with that, where it left off.
 
@@ -118,9 +119,9 @@ def _undeclared(invocation: Invocation, name: str) -> NotFound:
 # -- schedules ---------------------------------------------------------------------------------------
 
 
-@click.command("set", cls=Command)
+@options.command("set")
 @click.argument("names", nargs=-1, metavar="[NAME]... KEY=VALUE...")
-@changes
+@options.changes
 def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
     """Set keys of schedules as in a manifest and keep the rest. It holds for ticks to come; runs stay as they are.
 
@@ -143,9 +144,9 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
     _set(invocation, schedules=tuple(made))
 
 
-@click.command("edit", cls=Command)
+@options.command("edit")
 @click.argument("name")
-@changes
+@options.changes
 def edit_schedule(invocation: Invocation, *, name: str) -> None:
     """Edit a schedule as it stands in a manifest, in $EDITOR. It holds for ticks to come; runs stay as they are.
 
@@ -263,14 +264,13 @@ def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
 # -- as a manifest -----------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="Print feeds, schedules and queues as a manifest.")
+@options.command(short_help="Print feeds, schedules and queues as a manifest.")
 @chooses_feeds
 @click.option(
     "--with-cursors",
     is_flag=True,
     help="Also where each feed stands in its sink, so that it goes on from there where it is applied as new.",
 )
-@pass_invocation
 def export(invocation: Invocation, *, select: selection.Selection, with_cursors: bool) -> None:
     """Print what is declared as a manifest that `feedq apply` takes: everything, what has one of these names,
     or the feeds that are chosen otherwise.

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
+from feedq.cli import options
 from feedq.cli.apply import read_manifests
+from feedq.cli.assignments import read_cursor
 from feedq.cli.choosing import (
     await_feeds,
     chooses_feeds,
@@ -22,20 +24,8 @@ from feedq.cli.choosing import (
 from feedq.cli.cursor import backfill, cursor
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
-from feedq.cli.invocation import (
-    Duration,
-    Group,
-    Invocation,
-    OneOf,
-    changes,
-    decorated,
-    limit_option,
-    pass_invocation,
-    wait_options,
-    yes_option,
-)
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import read_cursor
 from feedq.cli.output import answer, answer_list, fact_lines, first, styled, write_json_line
 from feedq.core.tap import LIMIT_MAX
 from feedq.errors import FeedqError, NotFound
@@ -51,8 +41,7 @@ VALUE_WIDTH = 100
 """Characters of a value on a terminal; --json has all of it."""
 
 
-@click.group(
-    cls=Group,
+@options.group(
     short_help="List, show, test, set, edit, pause, resume, restart, move, adopt, remove; cursors, dead letters.",
 )
 def feed() -> None:
@@ -77,12 +66,11 @@ for _command in (set_feeds, edit_feed, dead_letters, cursor, backfill):
 @click.option(
     "--sort",
     "order",
-    type=OneOf("feedq.core.selection:SelectionOrder"),
+    type=options.OneOf("feedq.core.selection:SelectionOrder"),
     default="name",
     help="What the first of them have most of; age is that of the last record.",
 )
-@limit_option(None, "Only the first so many.")
-@pass_invocation
+@options.limit(None, "Only the first so many.")
 def list_(
     invocation: Invocation, *, select: selection.Selection, order: selection.SelectionOrder, limit: int | None
 ) -> None:
@@ -103,7 +91,6 @@ def list_(
 
 @feed.command()
 @click.argument("name")
-@pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one feed: status, why it does not stream, progress, last error, declaration.
 
@@ -128,7 +115,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     default=LIMIT_MAX,
     help="End after so many records.",
 )
-@changes
+@options.changes
 def tap(invocation: Invocation, *, name: str, limit: int) -> None:
     """Records of a running feed as they land, without another connection to its source, for ten minutes or until
     Ctrl-C.
@@ -161,7 +148,7 @@ def _show_tapped(row: Mapping[str, Any]) -> None:
 
 # -- acting ------------------------------------------------------------------------------------------
 
-_acts = decorated(chooses_feeds, yes_option, wait_options(), changes)
+_acts = options.decorated(chooses_feeds, options.yes, options.waits(), options.changes)
 
 
 @feed.command()
@@ -285,8 +272,8 @@ def _warning(action: feeds.FeedAction) -> str:
     "--number", type=click.IntRange(min=1), help="Which checkpoint, if there are several of that name."
 )
 @click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
-@yes_option
-@changes
+@options.yes
+@options.changes
 def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None:
     """Go on from the checkpoint that another feed of this name has left in its sink.
 
@@ -309,8 +296,8 @@ def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None
 @feed.command()
 @click.argument("name")
 @click.option("--apply", "must_apply", is_flag=True, help="Add the columns; needs `drift: add`.")
-@yes_option
-@changes
+@options.yes
+@options.changes
 def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> None:
     """Fields of the records that no column takes, as workers have found them, and the statements that add columns
     for them.
@@ -357,7 +344,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Duration(most_s=3_600),
+    type=options.Duration(most_s=3_600),
     default="10s",
     help="How long to wait for the connection and the records.",
 )
@@ -367,7 +354,6 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     is_flag=True,
     help="Propose columns, types and how to cut records up, from the first of them, as a manifest.",
 )
-@pass_invocation
 def feed_test(
     invocation: Invocation,
     *,

@@ -14,17 +14,8 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import (
-    Command,
-    Duration,
-    Group,
-    Invocation,
-    OneOf,
-    changes,
-    limit_option,
-    pass_invocation,
-    wait_options,
-)
+from feedq.cli import options
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import (
     ProgressLine,
@@ -57,9 +48,8 @@ SINCE_S = 300.0
 # -- status ------------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="The fleet at a glance, and what is wrong with it.")
+@options.command(short_help="The fleet at a glance, and what is wrong with it.")
 @click.option("--problems", is_flag=True, help="Instead, everything that needs a look, worst first.")
-@pass_invocation
 def status(invocation: Invocation, *, problems: bool) -> None:
     """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
     reconcile, and warnings.
@@ -132,9 +122,8 @@ def by_status(numbers: fleet_checks.Overview) -> str:
 # -- doctor ------------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="Check database, broker, sinks, workers and limits; say what to mend.")
+@options.command(short_help="Check database, broker, sinks, workers and limits; say what to mend.")
 @click.option("--alerts", is_flag=True, help="Also send a message to each alert target that is set up here.")
-@pass_invocation
 def doctor(invocation: Invocation, *, alerts: bool) -> None:
     """Check everything that feedq stands on, from this machine and with its settings, or from the server's.
 
@@ -172,11 +161,11 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 # -- events ------------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="What happened to feeds, workers and schedules; --follow goes on.")
+@options.command(short_help="What happened to feeds, workers and schedules; --follow goes on.")
 @click.option(
     "--since",
     "since_s",
-    type=Duration(),
+    type=options.Duration(),
     help="How far back, such as 90s or 2h. [default: 5m; with --feed, as far as it is kept]",
 )
 @click.option("--feed", metavar="NAME", help="Only events of this feed.")
@@ -184,13 +173,12 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
     "--kind",
     "kinds",
     multiple=True,
-    type=OneOf("feedq.telemetry.event_names:EventKind"),
+    type=options.OneOf("feedq.telemetry.event_names:EventKind"),
     help="Only events of this kind; may be repeated.",
 )
 @click.option("--tenant", help="Only events of this tenant's feeds.")
-@limit_option(1_000, "The newest so many.")
+@options.limit(1_000, "The newest so many.")
 @click.option("--follow", "follow_on", is_flag=True, help="Go on with what happens, until Ctrl-C.")
-@pass_invocation
 def events(
     invocation: Invocation,
     *,
@@ -255,7 +243,7 @@ def _newer(invocation: Invocation, which: dict[str, Any], last: int) -> list[his
 # -- workers -------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Group, short_help="List, show, cordon, uncordon and drain workers.")
+@options.group(short_help="List, show, cordon, uncordon and drain workers.")
 def worker() -> None:
     """The workers with their load and spread, and which of them may be given feeds.
 
@@ -268,7 +256,6 @@ def worker() -> None:
 
 @worker.command("list")
 @click.option("--all", "gone", is_flag=True, help="Also the sessions that have ended.")
-@pass_invocation
 def list_(invocation: Invocation, *, gone: bool) -> None:
     """All workers by name, with what they hold and whether they serve.
 
@@ -285,7 +272,6 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 
 @worker.command()
 @click.argument("name")
-@pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """One worker with its feeds. NAME is its name, the part before the @, its id, or the first eight or more
     characters of its id.
@@ -302,7 +288,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 
 @worker.command()
 @click.argument("name")
-@changes
+@options.changes
 def cordon(invocation: Invocation, *, name: str) -> None:
     """Give a worker no more feeds. It keeps those that it has.
 
@@ -316,7 +302,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 
 @worker.command()
 @click.argument("name")
-@changes
+@options.changes
 def uncordon(invocation: Invocation, *, name: str) -> None:
     """Let a worker that was cordoned or drained serve again.
 
@@ -330,8 +316,8 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
 
 @worker.command()
 @click.argument("name")
-@wait_options()
-@changes
+@options.waits()
+@options.changes
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
     """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
 
@@ -368,9 +354,8 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
 # -- connectors --------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, short_help="The installed connectors and their options.")
+@options.command(short_help="The installed connectors and their options.")
 @click.argument("name", required=False)
-@pass_invocation
 def connectors(invocation: Invocation, *, name: str | None) -> None:
     """The connectors that are installed, here or at the server, and their options; with --json as JSON schema.
 

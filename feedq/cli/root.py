@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Final
 import click
 
 import feedq
-from feedq.cli.invocation import Group, Invocation
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
+from feedq.cli.options import Group
 from feedq.core.authorship import Author, acting
 from feedq.errors import FeedqError, InvalidInput
 

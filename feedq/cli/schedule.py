@@ -9,19 +9,11 @@ from typing import Any
 
 import click
 
+from feedq.cli import options
+from feedq.cli.assignments import assigned, split_words
 from feedq.cli.declare import declared_schedule, edit_schedule, set_schedules, with_assignments
-from feedq.cli.invocation import (
-    Group,
-    Invocation,
-    OneOf,
-    changes,
-    limit_option,
-    pass_invocation,
-    wait_options,
-    yes_option,
-)
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.options import assigned, split_words
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines
 
 with lazily():
@@ -39,8 +31,7 @@ TRIED = "example"
 """Name of a schedule that there is not; ``H`` in its expression is hashed from it."""
 
 
-@click.group(
-    cls=Group,
+@options.group(
     short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel.",
 )
 def schedule() -> None:
@@ -63,11 +54,10 @@ for _command in (set_schedules, edit_schedule):
 @schedule.command("list", short_help="All schedules, their next tick and their last run.")
 @click.option("--prefix", help="Only those whose name begins so.")
 @click.option(
-    "--state", type=OneOf("feedq.core.schedule.model:ScheduleState"), help="Only those in this state."
+    "--state", type=options.OneOf("feedq.core.schedule.model:ScheduleState"), help="Only those in this state."
 )
-@limit_option(1_000, "How many.")
+@options.limit(1_000, "How many.")
 @click.option("--queues", is_flag=True, help="Instead, the job queues with their limits and depths.")
-@pass_invocation
 def list_(
     invocation: Invocation,
     *,
@@ -98,7 +88,6 @@ def list_(
 
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
 @click.argument("name")
-@pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one schedule: declaration, where it stands, runs by state, and the last of them.
 
@@ -117,7 +106,6 @@ def show(invocation: Invocation, *, name: str) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME] [KEY=VALUE]...")
 @click.option("--count", type=click.IntRange(1, 1_000), default=20, help="How many.")
 @click.option("--from", "since", metavar="TIME", help="Those from this time on. [default: now]")
-@pass_invocation
 def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: str | None) -> None:
     """The next ticks of a schedule: in UTC and on the clock of its zone.
 
@@ -177,11 +165,10 @@ def _utc(at: datetime) -> str:
     "--state",
     "states",
     multiple=True,
-    type=OneOf("feedq.core.schedule.model:RunState"),
+    type=options.OneOf("feedq.core.schedule.model:RunState"),
     help="Only runs in this state; may be repeated.",
 )
-@limit_option(50)
-@pass_invocation
+@options.limit(50)
 def runs(
     invocation: Invocation, *, name: str | None, states: Sequence[schedule_model.RunState], limit: int
 ) -> None:
@@ -208,7 +195,7 @@ def runs(
 @click.option(
     "--until", metavar="TIME", help="Resume by itself then, in the schedule's zone, or so long from now: 2h."
 )
-@changes
+@options.changes
 def pause(invocation: Invocation, *, names: Sequence[str], until: str | None) -> None:
     """Fire no more ticks, until the schedules are resumed. Runs that there are go on.
 
@@ -221,7 +208,7 @@ def pause(invocation: Invocation, *, names: Sequence[str], until: str | None) ->
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
-@changes
+@options.changes
 def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
     """Let paused schedules fire again; failures in a row are forgotten.
 
@@ -253,8 +240,8 @@ def _act(
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
-@yes_option
-@changes
+@options.yes
+@options.changes
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     """Forget schedules and cancel what waits of them. A run under way may end; history stays for a while.
 
@@ -277,7 +264,7 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     type=click.IntRange(1, 2**63 - 1),
     help="One run, by the id that `feedq schedule runs` shows.",
 )
-@changes
+@options.changes
 def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> None:
     """Cancel the waiting runs of a schedule, or one run; a job under way is told, and has to obey.
 
@@ -304,8 +291,8 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
 @click.argument("name")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--key", help="Triggered again with the same key, no other run is made: it shows that of then.")
-@wait_options(WAIT_S)
-@changes
+@options.waits(WAIT_S)
+@options.changes
 def trigger(
     invocation: Invocation,
     *,
@@ -363,8 +350,8 @@ def _ended(invocation: Invocation, run: schedule_model.Run, *, timeout_s: float)
     "--from", "begin", required=True, metavar="TIME", help="The first time whose tick is one of them."
 )
 @click.option("--to", "end", required=True, metavar="TIME", help="All ticks are before this time.")
-@yes_option
-@changes
+@options.yes
+@options.changes
 def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bool) -> None:
     """Run the ticks of a time in the past, one after another. A tick that has a run gets no other.
 

@@ -17,9 +17,10 @@ from itertools import count as counting
 
 import click
 
+from feedq.cli import options
 from feedq.cli.choosing import chooses_feeds
 from feedq.cli.fleet import by_status
-from feedq.cli.invocation import Command, Duration, Invocation, pass_invocation
+from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, table_lines, write_json_line
 
@@ -43,17 +44,16 @@ class Frame:
     """Those in trouble, the worst first, and then those that land most."""
 
 
-@click.command(cls=Command, short_help="The fleet, live; Ctrl-C to leave.")
+@options.command(short_help="The fleet, live; Ctrl-C to leave.")
 @chooses_feeds
 @click.option(
     "--interval",
     "interval_s",
-    type=Duration(least_s=0.1, most_s=3_600),
+    type=options.Duration(least_s=0.1, most_s=3_600),
     default="1s",
     help="Time between two looks.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
-@pass_invocation
 def top(invocation: Invocation, *, select: selection.Selection, interval_s: float, count: int | None) -> None:
     """Feeds with their rates, workers with their load, and how many runs wait and run, live.
 

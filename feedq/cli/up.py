@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feedq.cli.invocation import STACK_DIR, Command, Invocation, pass_invocation
+from feedq.cli import options
+from feedq.cli.invocation import STACK_DIR, Invocation
 from feedq.cli.output import TableColumn, answer, write_json_line
 from feedq.cli.top import look, screen, summary
 from feedq.errors import Unavailable
@@ -40,7 +41,7 @@ data_dir_option = click.option(
 )
 
 
-@click.command(cls=Command)
+@options.command()
 @click.option("--workers", type=click.IntRange(0, 64), default=3, help="Worker processes.")
 @click.option("--beats", type=click.IntRange(0, 16), default=2, help="Beats; one is elected.")
 @click.option(
@@ -59,7 +60,6 @@ data_dir_option = click.option(
 @click.option(
     "--demo", "with_demo", is_flag=True, help="Also replay AIS messages as a dozen feeds; show them live."
 )
-@pass_invocation
 def up(
     invocation: Invocation, *, data_dir: Path, port_base: int | None, with_demo: bool, **sizes: int
 ) -> None:
@@ -106,9 +106,8 @@ def up(
         raise SystemExit(1)
 
 
-@click.command(cls=Command)
+@options.command()
 @data_dir_option
-@pass_invocation
 def env(invocation: Invocation, *, data_dir: Path) -> None:
     """Print the settings of the running `feedq up`, passwords included, for a shell to evaluate.
 
