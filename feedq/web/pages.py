@@ -12,7 +12,7 @@ import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
 
 from flower.views import BaseHandler
-from msgspec import structs, to_builtins
+from msgspec import Struct, structs, to_builtins
 from tornado import web
 
 from feedq import __version__
@@ -124,7 +124,7 @@ class PageHandler(BaseHandler):
         return value
 
     @abstractmethod
-    async def show(self) -> str:
+    async def show(self) -> bytes:
         """Renders the live part."""
 
     def caller(self, verb: Verb) -> Caller:
@@ -142,11 +142,18 @@ class PageHandler(BaseHandler):
         self.title = found
         return found
 
-    async def ask(self, function: Callable[Concatenate[At, P], T], *args: P.args, **arguments: P.kwargs) -> T:
+    def asked(self, verb: Verb, usual: Mapping[str, Any], *own: str) -> Any:
+        """The arguments of a verb that the address asks for, see `arguments_of`; ``own`` are other arguments."""
+        return arguments_of(verb, self.request.query, usual, own=("live", *own))
+
+    async def answer(self, verb: Verb, asked: Struct) -> Any:
         """What a verb answers to whoever is logged in. Raises as `WebQueries.answer`."""
+        return await self.queries.answer(self.at, verb, asked)
+
+    async def ask(self, function: Callable[Concatenate[At, P], T], *args: P.args, **arguments: P.kwargs) -> T:
+        """The same for a verb by its function, whose types are checked."""
         assert not args, "verbs take arguments by name"
-        made: Any = OF[function].arguments
-        answer: T = await self.queries.answer(self.at, OF[function], made(**arguments))
+        answer: T = await self.answer(OF[function], OF[function].arguments(**arguments))
         return answer
 
     @web.authenticated
@@ -169,25 +176,31 @@ class PageHandler(BaseHandler):
         if self.is_live:
             self.finish(self.render_string("trouble.html", trouble=trouble))
         else:
-            self.frame_with(live="", trouble=trouble)
+            self.frame_with(live=b"", trouble=trouble)
 
-    def frame_with(self, *, live: str, trouble: str) -> None:
+    def frame_with(self, *, live: bytes, trouble: str) -> None:
         auto = self.application.options.auto_refresh
-        self.render(
-            self.frame,
-            title=self.title,
-            tab=self.tab,
-            live=live,
-            trouble=trouble,
-            refresh_ms=REFRESH_MS if auto else 0,
-            own_static=self.own_static,
-            argument=self.argument,
-            arguments=self.get_query_arguments,
-            quoted=partial(quote, safe=""),
-            Status=Status,
-            api=self.reverse_url("feedq_api", "/"),
-            why_no_tap=self.why_refused(OF[tap_feed]),
-        )
+        self.render(self.frame, live=live, trouble=trouble, refresh_ms=REFRESH_MS if auto else 0)
+
+    def get_template_namespace(self) -> dict[str, Any]:
+        """The names that all templates know beside Tornado's own, of which `handler` is the page."""
+        tornados: dict[str, Any] = super().get_template_namespace()
+        return tornados | {
+            "tones": COLOURS,
+            "wording": wording,
+            "details": details,
+            "now": now(),
+            "stillness_of": stillness_of,
+            "RunState": RunState,
+            "ScheduleState": ScheduleState,
+            "Status": Status,
+            "url": self.url,
+            "button": self.button,
+        }
+
+    def render_string(self, template_name: str, **names: Any) -> bytes:
+        rendered: bytes = super().render_string(template_name, **names)
+        return rendered
 
     def why_refused(self, verb: Verb) -> str:
         """Say why whoever is logged in may not call a verb here; empty when they may."""
@@ -201,31 +214,12 @@ class PageHandler(BaseHandler):
             return str(error)
         return ""
 
-    def button(self, button: buttons.Button) -> str:
+    def button(self, button: buttons.Button) -> bytes:
         """Renders a button; refused, it says why, as its dialog does."""
         refused = self.why_refused(button.ask.verb) or button.refused
         asked = urlencode({"refused": refused} if refused else button.arguments, doseq=True)
         address = f"{self.reverse_url('feedq_ask', button.kind)}?{asked}"
-        rendered: bytes = self.render_string("button.html", button=button, address=address, refused=refused)
-        return rendered.decode().strip()
-
-    def part(self, template: str, **names: Any) -> str:
-        """Renders a template by itself, with the words that all of them use."""
-        rendered: bytes = self.render_string(
-            template,
-            tones=COLOURS,
-            wording=wording,
-            details=details,
-            now=now(),
-            stillness_of=stillness_of,
-            url=self.url,
-            RunState=RunState,
-            ScheduleState=ScheduleState,
-            Status=Status,
-            button=self.button,
-            **names,
-        )
-        return rendered.decode()
+        return self.render_string("button.html", button=button, address=address, refused=refused).strip()
 
     def own_static(self, file: str) -> str:
         """Makes the address of a static file, with the version in it: a browser's cache hides no update."""
@@ -258,13 +252,13 @@ class FeedsPage(PageHandler):
     frame = "feeds.html"
     verb = OF[feeds.list_feeds]
 
-    async def show(self) -> str:
-        asked = arguments_of(self.verb, self.request.query, FEEDS_USUAL, own=("live",))
+    async def show(self) -> bytes:
+        asked = self.asked(self.verb, FEEDS_USUAL)
         select, text = asked.select, asked.text
         # Those that are being removed, too, until they are gone; links and buttons leave them alone.
         shown = replace(select, removing=True)
         page, counted = await asyncio.gather(
-            self.queries.answer(self.at, self.verb, structs.replace(asked, select=shown)),
+            self.answer(self.verb, structs.replace(asked, select=shown)),
             self.ask(feeds.count_feeds, select=replace(shown, statuses=()), text=text),
         )
         of_all = counted.counts
@@ -279,7 +273,7 @@ class FeedsPage(PageHandler):
         for tally in counted.counts:
             counts[tally.status] += tally.feeds
         matching = sum(one.feeds for one in found)
-        return self.part(
+        return self.render_string(
             "feeds_live.html",
             asked=asked,
             chosen=select.statuses,
@@ -307,18 +301,27 @@ class FeedPage(PageHandler):
     frame = "feed.html"
     verb = OF[feeds.show_feed]
 
-    async def show(self) -> str:
+    @property
+    def tap_address(self) -> str:
+        name = quote(self.argument("name") or "", safe="")
+        return f"{self.reverse_url('feedq_api', '/')}feeds/{name}/tap?seconds=600"
+
+    @property
+    def why_no_tap(self) -> str:
+        return self.why_refused(OF[tap_feed])
+
+    async def show(self) -> bytes:
         name = self.required("name", "acme/orders")
         landed_of = OF[fleet.show_landed]
-        asked = arguments_of(landed_of, self.request.query, {}, own=("live", "numbers"))
+        asked = self.asked(landed_of, {}, "numbers")
         found, events, generations, landed, backfill = await asyncio.gather(
             self.ask(feeds.show_feed, name=name),
             self.ask(fleet.list_events, feed=name, limit=EVENTS_SHOWN),
             self.ask(fleet.list_events, feed=name, kinds=GENERATIONS, limit=GENERATIONS_SHOWN),
-            self.queries.answer(self.at, landed_of, asked),
+            self.answer(landed_of, asked),
             self._backfill(name),
         )
-        return self.part(
+        return self.render_string(
             "feed_live.html",
             found=found,
             card=("Lease", details.feed_lines(found, now=now())),
@@ -352,9 +355,9 @@ class FleetPage(PageHandler):
     tab = "fleet"
     verb = OF[fleet.show_status]
 
-    async def show(self) -> str:
+    async def show(self) -> bytes:
         data = await self.ask(fleet.show_status)
-        return self.part("fleet_live.html", buttons_of=buttons.worker_buttons, data=data)
+        return self.render_string("fleet_live.html", buttons_of=buttons.worker_buttons, data=data)
 
 
 class ProblemsPage(PageHandler):
@@ -375,12 +378,12 @@ class ProblemsPage(PageHandler):
         else:
             super().fail(status, trouble)
 
-    async def show(self) -> str:
+    async def show(self) -> bytes:
         data = await self.ask(fleet.show_status)
         found = problems(data.warnings)
         if self.is_count:
-            return f"({len(found):,})" if found else ""
-        return self.part("problems_live.html", listed=found, buttons_of=buttons.problem_buttons)
+            return f"({len(found):,})".encode() if found else b""
+        return self.render_string("problems_live.html", listed=found, buttons_of=buttons.problem_buttons)
 
 
 def now() -> datetime:
@@ -404,10 +407,10 @@ class SchedulesPage(PageHandler):
     frame = "schedules.html"
     verb = OF[schedules.list_schedules]
 
-    async def show(self) -> str:
-        asked = arguments_of(self.verb, self.request.query, SCHEDULES_USUAL, own=("live",))
-        page = await self.queries.answer(self.at, self.verb, asked)
-        return self.part(
+    async def show(self) -> bytes:
+        asked = self.asked(self.verb, SCHEDULES_USUAL)
+        page = await self.answer(self.verb, asked)
+        return self.render_string(
             "schedules_live.html",
             asked=asked,
             page=page,
@@ -423,19 +426,19 @@ class SchedulePage(PageHandler):
     tab = "schedules"
     verb = OF[schedules.show_schedule]
 
-    async def show(self) -> str:
+    async def show(self) -> bytes:
         name = self.required("name", "acme/rollup")
-        usual = {"schedule": name, "limit": RUNS_SHOWN}
-        asked = arguments_of(OF[schedules.list_runs], self.request.query, usual, own=("live", "name"))
+        runs_of = OF[schedules.list_runs]
+        asked = self.asked(runs_of, {"schedule": name, "limit": RUNS_SHOWN}, "name")
         found, runs = await asyncio.gather(
             self.ask(schedules.show_schedule, name=name),
-            self.queries.answer(self.at, OF[schedules.list_runs], asked),
+            self.answer(runs_of, asked),
         )
         fires = found.schedule.state is ScheduleState.ACTIVE and not found.schedule.unreadable
         ticks = (
             (await self.ask(schedules.show_next_ticks, name=name, count=TICKS_SHOWN)).ticks if fires else ()
         )
-        return self.part(
+        return self.render_string(
             "schedule_live.html",
             found=found,
             row=found.schedule,
