@@ -111,6 +111,10 @@ class GuardedConsumer(Consumer):
         # What remote control asks for is done by the event loop later, which an exception would end.
         return super().call_soon(partial(kept_in, p), *args, **kwargs)
 
+    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        # So is an acknowledgement; `kombu.message.Message.ack` raises for a message that was dropped meanwhile.
+        return super().call_soon_ack(partial(kept_in, p), *args, **kwargs)
+
     def add_task_queue(
         self, queue: Any, exchange: Any = None, exchange_type: Any = None, routing_key: Any = None, **how: Any
     ) -> None:
@@ -195,7 +199,7 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def _take_charge(self, worker: Any, s: Settings) -> None:
         """Keep the size of the pool as it is, and the end of the process within its time-out."""
-        for command in ("pool_grow", "pool_shrink"):
+        for command in ("pool_grow", "pool_shrink", "pool_restart", "autoscale"):
             Panel.data[command] = _refuse_new_size
         limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
         limit.start()
@@ -259,8 +263,8 @@ def _go_on_in_child(**_: Any) -> None:
         os._exit(serve_as_init(child))
 
 
-def _refuse_new_size(state: Any, n: int = 1, **_: Any) -> Any:
-    """Answers Celery's ``pool_grow`` and ``pool_shrink``: a worker's capacity is declared when it registers."""
+def _refuse_new_size(state: Any, **_: Any) -> Any:
+    """Answers the commands that change a pool: a worker declares its capacity when it registers."""
     return nok(
         f"{state.hostname} holds as many feeds as -c says, and runs as many jobs as FEEDQ_JOB_SLOTS: start it "
         "again with others, or start more workers"
@@ -291,9 +295,15 @@ def _end_with_worker(**_: Any) -> None:
 
 @signals.celeryd_after_setup.connect
 def _listen_on_node_queue(sender: str, instance: Any, **_: Any) -> None:
-    if issubclass(instance.pool_cls, StreamPool):
-        queue = Queue(node_queue(sender), expires=NODE_QUEUE_EXPIRES_S)
-        instance.app.amqp.queues.select_add(queue)
+    if not issubclass(instance.pool_cls, StreamPool):
+        return
+    if instance.autoscale:
+        sys.exit(
+            "feedq: --autoscale is for Celery's own pools (-P prefork), which run neither feeds nor jobs; say "
+            "with -c how many feeds this worker may hold, and start more workers to hold more"
+        )
+    queue = Queue(node_queue(sender), expires=NODE_QUEUE_EXPIRES_S)
+    instance.app.amqp.queues.select_add(queue)
 
 
 def _watch(s: Settings) -> Watch | None:

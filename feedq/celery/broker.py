@@ -414,18 +414,23 @@ class BoundedClock(LamportClock):
         return super().adjust(other if is_fit else 0)
 
 
-def settle(accept_callback: Any, call: Callable[[Callable[[], Any]], object], future: Future[Any]) -> None:
+def settle(accept_callback: Any, call: Callable[[Callable[[], None]], object], future: Future[Any]) -> None:
     """Reject the message of a task that broke out of Celery's tracer on a thread. ``call`` calls what does that.
 
-    It is nobody's, and would keep its place in the window of messages that may be fetched: `apply_target` in
-    `celery.concurrency.base` leaves the exception with the future.
+    `apply_target` in `celery.concurrency.base` leaves the exception with the future, where nobody looks for it,
+    and the message would keep its place in the prefetch window.
     """
     request = getattr(accept_callback, "__self__", None)
     if request is None or future.cancelled() or (error := future.exception()) is None:
         return
+    call(partial(_abandon, request, error))
+
+
+def _abandon(request: Any, error: BaseException) -> None:
+    """Forget a task that could not be carried out, and reject its message."""
     _say_dropped(f"it cannot be carried out: {error!r}", task_id=request.id)
     worker_state.task_ready(request)
-    call(request.reject)
+    request.reject()
 
 
 def apply_settled(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -437,10 +442,10 @@ def apply_settled(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def process_or_drop(worker: Any, process: Callable[[Any], object], request: Any) -> None:
-    """Have a task carried out by Celery's prefork pool, or drop its message.
+    """Have a task carried out by a pool of Celery's own, or drop its message.
 
-    The pool begins a task that had to wait, and sets its time limits, in callbacks of the event loop, which no
-    other guard is around: `celery.worker.WorkController._process_task` catches `TaskRevokedError` alone.
+    `celery.worker.WorkController._process_task` catches `TaskRevokedError` alone. The prefork pool starts
+    tasks that had to wait, and sets time limits, in callbacks of the event loop, which no other guard surrounds.
     """
     limits = request.time_limits
     try:
@@ -450,8 +455,6 @@ def process_or_drop(worker: Any, process: Callable[[Any], object], request: Any)
     except _CONNECTION_ERRORS:
         raise
     except Exception as error:  # noqa: BLE001 -- whatever a forged message can make Celery raise
-        _say_dropped(f"it cannot be carried out: {error!r}", task_id=request.id)
-        worker_state.task_ready(request)
-        request.reject()
+        _abandon(request, error)
         # Celery took a place in the pool for it. Without prefork there are no places to take.
         getattr(worker, "_quick_release", lambda: None)()

@@ -50,9 +50,13 @@ def forge(broker_url: str) -> None:
                 client.lpush(DEFAULT_QUEUE, forged.envelope(message, rng, routing_key=DEFAULT_QUEUE))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize(
+    ("pool", "options"),
+    [("prefork", ()), ("prefork", ("--autoscale=2,1",)), ("threads", ()), ("solo", ())],
+    ids=["prefork", "autoscale", "threads", "solo"],
+)
 def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
-    tmp_path: Path, database_url: str, broker_url: str, pool: str
+    tmp_path: Path, database_url: str, broker_url: str, pool: str, options: tuple[str, ...]
 ) -> None:
     (tmp_path / "pool_tasks.py").write_text(TASKS)
     done = tmp_path / "done"
@@ -64,7 +68,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         Celery(broker=broker_url) as sender,
     ):
         cluster.add_beat("b1")
-        worker = cluster.add_worker("w1", "-P", pool, capacity=2, ready=False)
+        worker = cluster.add_worker("w1", "-P", pool, *options, capacity=2, ready=False)
         cluster.apply([feed("one", source.url)])
         later = datetime.now(UTC) + timedelta(hours=1)
         store.jobs.schedules.add(
@@ -77,7 +81,7 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
         wait_until(lambda: done.exists() and done.read_text(), limit_s=LIMIT_S, what=worker.text)
         assert (int(done.read_text()) == worker.pid) is (pool != "prefork")
         (said,) = worker.events(LogEvent.TASKS_ONLY)
-        assert said["pool"] == {"prefork": "prefork", "threads": "thread"}[pool]
+        assert said["pool"] == ("thread" if pool == "threads" else pool)
 
         # It makes passes, as any worker of that queue does, and gives itself nothing.
         wait_until(
