@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 from feedq.control.store.postgresql import PostgresStore
@@ -17,9 +17,10 @@ from feedq.core.model import ChosenFeed, FeedView, Reason, Worker, WorkerState, 
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.core.remedies import command
-from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, Unavailable
+from feedq.errors import Conflict, FeedqError, Unavailable
 from feedq.settings import Settings
 from feedq.verbs.diagnosis.fleet_checks import serves
+from feedq.verbs.registry import Told
 from feedq.verbs.wording import pairs
 
 TOGETHER_MAX = 500
@@ -27,63 +28,44 @@ TOGETHER_MAX = 500
 
 T = TypeVar("T")
 R = TypeVar("R")
-Done = Callable[[int], object]
-"""Told how many are done so far, failures included."""
-
-
-@dataclass(slots=True)
-class BulkResult(Generic[T, R]):
-    """What came of it, for each; those that failed with their errors."""
-
-    done: list[tuple[T, R]] = field(default_factory=list)
-    failed: list[tuple[T, FeedqError]] = field(default_factory=list)
+Outcomes: TypeAlias = list[tuple[T, R | FeedqError]]
+"""Each thing that something was done to, with what came of it or why it failed."""
 
 
 def each(
     items: Sequence[T],
     act: Callable[[Sequence[T]], Sequence[R | FeedqError]],
     *,
-    told: Done = lambda done: None,
+    told: Told,
     at_once: int | None = None,
-) -> BulkResult[T, R]:
+) -> Outcomes[T, R]:
     """Do ``act`` to all, some hundred or so many at once; it answers each with what came of it.
 
     Raises `Unavailable`: what was done before stays done.
     """
-    result: BulkResult[T, R] = BulkResult()
+    found: Outcomes[T, R] = []
     length = at_once or TOGETHER_MAX
     for start in range(0, len(items), length):
         part = items[start : start + length]
         try:
-            outcomes = act(part)
+            found += zip(part, act(part), strict=True)
         except Unavailable as away:
-            raise _broken_off(away, result, len(items)) from away
-        for item, outcome in zip(part, outcomes, strict=True):
-            if isinstance(outcome, FeedqError):
-                result.failed.append((item, outcome))
-            else:
-                result.done.append((item, outcome))
-        told(start + len(part))
-    return result
+            if len(items) == 1:
+                raise
+            done = f"{len(made(found))} of {len(items)} were changed before; doing it again changes the rest"
+            raise type(away)(f"{done}: {away}") from away
+        told(len(found), len(items))
+    return found
 
 
-def one_by_one(
-    items: Sequence[T], act: Callable[[T], R], *, told: Done = lambda done: None
-) -> BulkResult[T, R]:
-    """Do ``act`` to each, which is a transaction of its own. Raises as `each`."""
-
-    def tried(part: Sequence[T]) -> list[R | FeedqError]:
-        try:
-            return [act(part[0])]
-        except (InvalidInput, Conflict, Forbidden) as error:
-            return [error]
-
-    return each(items, tried, told=told, at_once=1)
+def made(outcomes: Outcomes[T, R]) -> list[tuple[T, R]]:
+    """Those that did not fail, each with what came of it."""
+    return [(item, came) for item, came in outcomes if not isinstance(came, FeedqError)]
 
 
-def _broken_off(away: Unavailable, result: BulkResult[T, R], total: int) -> Unavailable:
-    done = f"{len(result.done)} of {total} were changed before; doing it again changes the rest"
-    return type(away)(f"{done}: {away}" if total > 1 else str(away))
+def failed(outcomes: Outcomes[T, R]) -> list[tuple[T, FeedqError]]:
+    """Those that failed, each with its error."""
+    return [(item, came) for item, came in outcomes if isinstance(came, FeedqError)]
 
 
 def move(
@@ -92,8 +74,8 @@ def move(
     settings: Settings,
     *,
     to: WorkerView | None,
-    told: Done = lambda done: None,
-) -> BulkResult[ChosenFeed, WorkerView]:
+    told: Told,
+) -> Outcomes[ChosenFeed, WorkerView]:
     """Have feeds go on on this worker or, without one, on others than those that have them, as placement chooses.
     A feed that may not go there fails with the reason. Raises `Conflict` when the worker takes no feeds."""
     if to is not None and not serves(to):
@@ -107,9 +89,8 @@ def move(
         refusals = store.feeds.move(there, stop_within_s=settings.handoff_timeout_s)
         return [refusal or by_id[target] for refusal, (_, target) in zip(refusals, there, strict=True)]
 
-    result = each([feed for feed in chosen if feed.id in targets], go, told=told)
-    result.failed += [(feed, refused[feed.id]) for feed in chosen if feed.id in refused]
-    return result
+    found = each([feed for feed in chosen if feed.id in targets], go, told=told)
+    return [*found, *((feed, refused[feed.id]) for feed in chosen if feed.id in refused)]
 
 
 def _targets(

@@ -20,11 +20,11 @@ from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import Schedule
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.selection import ALL, Selection
-from feedq.errors import FeedqError, InvalidInput, NotFound, Outdated
+from feedq.errors import Conflict, FeedqError, Forbidden, InvalidInput, NotFound, Outdated
 from feedq.sinks.base import parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
-from feedq.verbs.bulk import BulkResult
+from feedq.verbs.bulk import Outcomes
 from feedq.verbs.cursors import Begun, add_elsewhere, begun, resumes_of
 from feedq.verbs.manifests import OPTION_KEYS, option_problems
 from feedq.verbs.registry import (
@@ -35,6 +35,7 @@ from feedq.verbs.registry import (
     NameArgument,
     Names,
     Page,
+    Told,
     etag_of,
     page_of,
     page_place,
@@ -158,16 +159,17 @@ def declare(
     made = sum(change.action is not Action.REMOVE for change in (*of_feeds, *others))
     unchanged = sum(len(given or ()) for given in (feeds, schedules, queues)) - made
     if dry_run:
-        would: BulkResult[Change, Any] = BulkResult([(change, None) for change in (*found.changes, *others)])
+        would: Outcomes[Change, Any] = [(change, None) for change in (*found.changes, *others)]
         return declared_answer(would, unchanged, unasked=found.unasked, dry_run=True)
-    result = _carried_out(at, found, others)
-    schedules_there = [change.name for change, _ in result.done if isinstance(change.spec, ScheduleSpec)]
+    outcomes = _carried_out(at, found, others)
+    done = bulk.made(outcomes)
+    schedules_there = [change.name for change, _ in done if isinstance(change.spec, ScheduleSpec)]
     unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
-    return declared_answer(result, unchanged, unasked=found.unasked, unserved=unserved)
+    return declared_answer(outcomes, unchanged, unasked=found.unasked, unserved=unserved)
 
 
 def declared_answer(
-    result: BulkResult[Change, Any],
+    outcomes: Outcomes[Change, Any],
     unchanged: int,
     *,
     unasked: Sequence[str] = (),
@@ -175,10 +177,15 @@ def declared_answer(
     dry_run: bool = False,
 ) -> Declared:
     """What was changed, and what could not be; of a dry run, what would."""
-    made = Counter(change.action for change, _ in result.done)
+    done = bulk.made(outcomes)
+    made = Counter(change.action for change, _ in done)
     counts = (made[Action.ADD], made[Action.CHANGE], made[Action.REMOVE])
-    changes = [*(_document(change) for change, _ in result.done), *(_document(*one) for one in result.failed)]
-    return Declared(*counts, unchanged, changes, unasked, unserved or {}, _etag(result), dry_run)
+    changes = [
+        *(_document(change) for change, _ in done),
+        *(_document(*one) for one in bulk.failed(outcomes)),
+    ]
+    etag = _etag(done[0][1]) if len(done) == 1 else None
+    return Declared(*counts, unchanged, changes, unasked, unserved or {}, etag, dry_run)
 
 
 # -- what is to be done ---------------------------------------------------------------------------------
@@ -279,7 +286,7 @@ def _planned(
 # -- doing it -------------------------------------------------------------------------------------------
 
 
-def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> BulkResult[Change, Any]:
+def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> Outcomes[Change, Any]:
     """Feeds, some hundred of them in a transaction; then those that begin elsewhere than their sources do, and
     everything else, one by one.
 
@@ -288,23 +295,28 @@ def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> BulkResult[C
     elsewhere = [c for c in found.changes if c.action is Action.ADD and c.name in found.starts]
     plain = [c for c in found.changes if c.action is not Action.ADD or c.name not in found.starts]
     total = len(found.changes) + len(others)
-    result: BulkResult[Change, Any] = change_feeds(
-        at.store.feeds, plain, told=lambda done: at.told(done, total)
-    )
     with ExitStack() as opened:
         sink = cache(lambda name: opened.enter_context(at.open_sink(name)))
 
-        def one(change: Change) -> Feed | Schedule | None:
-            if isinstance(spec := change.spec, FeedSpec):
-                return add_elsewhere(
-                    at.store, sink(parse_sink(spec.sink).name), spec, found.starts[spec.name]
-                )
-            return _change_job(at.store.jobs, change)
+        def one(part: Sequence[Change]) -> list[Feed | Schedule | FeedqError | None]:
+            (change,) = part
+            try:
+                if isinstance(spec := change.spec, FeedSpec):
+                    sink_of_it = sink(parse_sink(spec.sink).name)
+                    return [add_elsewhere(at.store, sink_of_it, spec, found.starts[spec.name])]
+                return [_change_job(at.store.jobs, change)]
+            except (InvalidInput, Conflict, Forbidden) as error:
+                return [error]
 
-        rest = bulk.one_by_one(
-            [*elsewhere, *others], one, told=lambda done: at.told(len(plain) + done, total)
-        )
-    return BulkResult([*result.done, *rest.done], [*result.failed, *rest.failed])
+        return [
+            *change_feeds(at.store.feeds, plain, told=lambda done, _: at.told(done, total)),
+            *bulk.each(
+                [*elsewhere, *others],
+                one,
+                told=lambda done, _: at.told(len(plain) + done, total),
+                at_once=1,
+            ),
+        ]
 
 
 def change_feeds(
@@ -313,8 +325,8 @@ def change_feeds(
     *,
     catalog: str | None = None,
     taken_over: Container[str] = (),
-    told: bulk.Done,
-) -> BulkResult[Change, Version]:
+    told: Told,
+) -> Outcomes[Change, Version]:
     """Make changes of feeds, for a ``catalog`` only those of its own and, by their names, those it takes over.
 
     Each feed is changed as it was when that was decided: what somebody else has made of it meanwhile stays, unless
@@ -368,13 +380,10 @@ def _document(change: Change, error: FeedqError | None = None) -> ChangeDocument
     return ChangeDocument(change.noun, change.name, change.action, options, change.note, *failed)
 
 
-def _etag(result: BulkResult[Change, Any]) -> str | None:
-    if len(result.done) != 1:
+def _etag(made: Feed | Schedule | Version | None) -> str | None:
+    if made is None:
         return None
-    made = result.done[0][1]
-    if isinstance(made, Feed | Schedule):
-        made = made.version
-    return None if made is None else etag_of(made)
+    return etag_of(made.version if isinstance(made, Feed | Schedule) else made)
 
 
 # -- what is declared -----------------------------------------------------------------------------------

@@ -173,28 +173,22 @@ def act_on_feeds(
     if count is not None and count != len(chosen):
         raise Outdated(f"count: {len(chosen)} feeds match by now, not {count}; nothing was done")
 
-    def told(done: int) -> None:
-        at.told(done, len(chosen))
-
-    result: bulk.BulkResult[ChosenFeed, Any]
+    outcomes: bulk.Outcomes[ChosenFeed, Any]
     if action is FeedAction.MOVE:
         to = None if worker is None else find_worker(at.store, worker)
-        result = bulk.move(at.store, chosen, at.settings, to=to, told=told)
+        outcomes = bulk.move(at.store, chosen, at.settings, to=to, told=at.told)
     else:
         kind = _KINDS[action]
         # Each as it was when it was chosen: what somebody else has changed meanwhile is left alone.
-        result = bulk.each(
+        outcomes = bulk.each(
             chosen,
             lambda part: at.store.feeds.change(
                 [FeedChange(kind, feed.name, expected=feed.version) for feed in part]
             ),
-            told=told,
+            told=at.told,
         )
-    return Acted(
-        len(chosen),
-        [_done(feed, outcome) for feed, outcome in result.done],
-        [_failed(feed, error) for feed, error in result.failed],
-    )
+    done = [_done(*one) for one in bulk.made(outcomes)]
+    return Acted(len(chosen), done, [_failed(*one) for one in bulk.failed(outcomes)])
 
 
 _KINDS: Final = {

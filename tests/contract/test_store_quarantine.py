@@ -146,8 +146,8 @@ def test_a_feed_that_runs_apart_is_moved_away_from_its_worker_and_not_to_it(harn
     assert "is there already" in str(refusal)
     harness.run(harness.feed("other"), elsewhere)
     chosen = harness.store.listing.chosen(Selection(names=(feed.name,)), limit=1)
-    result = bulk.move(harness.store, chosen, Settings(settle_s=0), to=None)
-    assert [view.worker.id for _, view in result.done] == [elsewhere.id]
+    outcomes = bulk.move(harness.store, chosen, Settings(settle_s=0), to=None, told=lambda done, total: None)
+    assert [view.worker.id for _, view in bulk.made(outcomes)] == [elsewhere.id]
     assert [request.feed_id for request in harness.store.leases.stop_requests(own.id)] == [feed.id]
 
 

@@ -59,8 +59,8 @@ class InvariantBroken(AssertionError):
 def move_feed(store: PostgresStore, name: str, worker: str, settings: Settings) -> None:
     """Has one feed moved. Raises why it cannot be."""
     moved = store.listing.chosen(Selection(names=(name,)), limit=1)
-    result = bulk.move(store, moved, settings, to=find_worker(store, worker))
-    for _, error in result.failed:
+    to = find_worker(store, worker)
+    for _, error in bulk.failed(bulk.move(store, moved, settings, to=to, told=lambda done, total: None)):
         raise error
 
 

@@ -23,7 +23,7 @@ from feedq.core.model import Feed, FeedSpec, Version
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
-from feedq.verbs.bulk import BulkResult
+from feedq.verbs.bulk import Outcomes, failed, made
 from feedq.verbs.catalogs.base import open_catalog
 from feedq.verbs.declarations import Declared, change_feeds, declared_answer
 from feedq.verbs.manifests import Manifest, ManifestProblem, option_problems
@@ -82,7 +82,7 @@ def sync_catalog(
         read = catalog.read(at.settings, version if state == state_now and not take_over else None)
         if read is None:
             count = int(state_now.partition("/")[0])
-            return Synced(name, declared_answer(BulkResult(), count, dry_run=dry_run), is_same=True)
+            return Synced(name, declared_answer([], count, dry_run=dry_run), is_same=True)
         manifest, version = read
         owned = {feed.name: feed for feed in feeds.declared(catalog=name)}
         names = {one.spec.name for one in manifest.feeds}
@@ -92,15 +92,13 @@ def sync_catalog(
         share_max = catalog.removals_max
         check_removals(name, planned.removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
         changes = planned.changes
-        result: BulkResult[Change, Any] = BulkResult([(change, None) for change in changes])
+        outcomes: Outcomes[Change, Any] = [(change, None) for change in changes]
         if not dry_run:
-            result = change_feeds(
-                feeds, changes, catalog=name, taken_over=taken, told=lambda done: at.told(done, len(changes))
-            )
-            is_whole = not (planned.left_out or planned.kept or result.failed)
-            after = _state_after([*owned.values(), *taken.values()], result.done)
+            outcomes = change_feeds(feeds, changes, catalog=name, taken_over=taken, told=at.told)
+            is_whole = not (planned.left_out or planned.kept or failed(outcomes))
+            after = _state_after([*owned.values(), *taken.values()], made(outcomes))
             catalogs.note(name, version if is_whole else None, after)
-        answer = declared_answer(result, planned.unchanged, dry_run=dry_run)
+        answer = declared_answer(outcomes, planned.unchanged, dry_run=dry_run)
         return Synced(name, answer, planned.left_out, planned.kept)
 
 
