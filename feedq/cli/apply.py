@@ -204,17 +204,17 @@ def read_manifests(files: Sequence[str]) -> manifests.Manifest:
 
 
 def _manifest(files: Sequence[str]) -> manifests.Manifest:
-    reading = manifests.ManifestReader()
+    manifest = manifests.Manifest()
     for file in files:
         found = [file]
         if file != STDIN and Path(file).is_dir():
             found = sorted(str(p) for p in Path(file).rglob("*") if p.suffix in SUFFIXES and p.is_file())
             if not found:
                 suffixes = ", ".join(SUFFIXES)
-                reading.complain(file, f"has no manifest, which is a file that ends in {suffixes}")
+                manifest.complain(file, f"has no manifest, which is a file that ends in {suffixes}")
         for one in found:
-            _read(reading, one)
-    return reading.manifest()
+            _read(manifest, one)
+    return manifest
 
 
 def _require_right(manifest: manifests.Manifest) -> None:
@@ -229,19 +229,19 @@ def _require_right(manifest: manifests.Manifest) -> None:
         raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
 
 
-def _read(reading: manifests.ManifestReader, file: str) -> None:
+def _read(manifest: manifests.Manifest, file: str) -> None:
     origin = "standard input" if file == STDIN else os.fsdecode(file)
     try:
         with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as opened:
             raw = opened.read(BYTES_MAX + 1)
         if len(raw) > BYTES_MAX:
-            reading.complain(origin, f"is larger than {BYTES_MAX} bytes")
+            manifest.complain(origin, f"is larger than {BYTES_MAX} bytes")
         else:
-            reading.read(raw.decode("utf-8"), origin=origin)
+            manifest.read(raw.decode("utf-8"), origin=origin)
     except OSError as error:
-        reading.complain(origin, f"cannot be read: {error.strerror}")
+        manifest.complain(origin, f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
-        reading.complain(origin, f"is not UTF-8 text (byte {error.start})")
+        manifest.complain(origin, f"is not UTF-8 text (byte {error.start})")
 
 
 def declare(

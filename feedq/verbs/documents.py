@@ -1,4 +1,4 @@
-"""Text as plain values with positions: a document of JSON, or one or several of YAML, each a mapping.
+"""Text as plain values with positions: a document of JSON, or one or several of YAML.
 
 Read as data only: JSON's types and no other tags, no key twice, bounds on length, depth and number. Plain
 words mean what they mean in JSON (`true`, `null`, `12`, `1.5`); `no`, `on` and `2026-01-01` are strings.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, NoReturn
@@ -24,29 +24,25 @@ NODES_MAX = 2_000_000
 """Values of one document with its aliases written out: a few lines of aliases can stand for billions."""
 DUMPED_AT_ONCE = 500
 """Items of a list that are made into text together."""
+LINES_DEEP = 3
+"""Keys and numbers that lead to what has its line kept: to a key of one feed."""
 DEPTH_MAX = 64
 """Nesting of a document: the YAML library recurses, and a crash of the process is no error message."""
 
 
+Place = tuple[str | int, ...]
+"""The keys and numbers that lead to a value of a document: ``("feeds", 3, "source")``."""
+
+
 @dataclass(frozen=True, slots=True)
-class DocumentValue:
-    """A value of a document, with the line it begins on, and the lines of its keys if it is a mapping.
+class Document:
+    """A document as plain values, with the lines on which its keys, the items below them and their keys stand.
 
     JSON comes without lines.
     """
 
     value: Any
-    line: int | None = None
-    key_lines: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document taken apart at its top: its keys with their lines, and the items of the lists asked for."""
-
-    keys: Mapping[str, int | None]
-    lists: Mapping[str, Sequence[DocumentValue]]
-    """By key, those that are there and are lists."""
+    lines: Mapping[Place, int] = field(default_factory=dict)
 
 
 class DocumentError(Exception):
@@ -57,18 +53,17 @@ class DocumentError(Exception):
         self.line = line
 
 
-def read(text: str, *, lists: Sequence[str]) -> Iterator[Document]:
-    """The documents of a text, with the lists under these keys taken apart. Raises `DocumentError`."""
+def read(text: str) -> Iterator[Document]:
+    """The documents of a text. Raises `DocumentError`."""
     if len(text) > LENGTH_MAX:
         raise DocumentError(None, f"has {len(text)} characters; at most {LENGTH_MAX} are allowed")
     body = text.removeprefix("\ufeff")
     if body.lstrip()[:1] in ("{", "["):
         # JSON first: YAML reads most of it, but not tabs, nor characters escaped as surrogate pairs.
-        found = _json_documents(body, lists)
-        if found is not None:
-            yield from found
+        with suppress(json.JSONDecodeError):  # it may be YAML in braces
+            yield Document(_json(body))
             return
-    yield from _yaml_documents(body, lists)
+    yield from _yaml(body)
 
 
 def read_value(text: str) -> Any:
@@ -113,28 +108,12 @@ def dump_lists(lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
 # -- JSON --------------------------------------------------------------------------------------------
 
 
-def _json_documents(text: str, lists: Sequence[str]) -> list[Document] | None:
-    """None when the text is no JSON: it may be YAML in braces."""
+def _json(text: str) -> Any:
+    """Raises `JSONDecodeError` for what is no JSON, and `DocumentError`."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except json.JSONDecodeError:
-        return None
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
         raise DocumentError(None, f"nested more than {DEPTH_MAX} deep") from None
-    return [_json_document(value, lists)]
-
-
-def _json_document(value: Any, lists: Sequence[str]) -> Document:
-    if not isinstance(value, dict):
-        raise DocumentError(None, _no_mapping(lists))
-    found = {key: value[key] for key in lists if isinstance(value.get(key), list)}
-    return Document(
-        dict.fromkeys(value), {key: [DocumentValue(item) for item in items] for key, items in found.items()}
-    )
-
-
-def _no_mapping(lists: Sequence[str]) -> str:
-    return f"must be a mapping with a list of {' or '.join(lists)}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -221,7 +200,7 @@ def _explained() -> Iterator[None]:
         raise DocumentError(None, "nested too deep through aliases") from None
 
 
-def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
+def _yaml(text: str) -> Iterator[Document]:
     with _explained():
         _check_depth(text)
         loader = _Loader(text)
@@ -229,11 +208,26 @@ def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
             while loader.check_node():
                 node = loader.get_node()
                 _check_nodes(node)
-                document = _yaml_document(loader, node, lists)
-                if document is not None:
-                    yield document
+                # First: making values of it writes out what is merged.
+                lines: dict[Place, int] = {(): _line(node)}
+                _note_lines(node, lines)
+                if (value := loader.construct_document(node)) is not None:
+                    yield Document(value, lines)
         finally:
             loader.dispose()
+
+
+def _note_lines(node: yaml.Node, lines: dict[Place, int], place: Place = ()) -> None:
+    below: list[tuple[str | int, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        below = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        below = [(number, item, item) for number, item in enumerate(node.value)]
+    for step, beginning, inner in below:
+        there = (*place, step)
+        lines[there] = beginning.start_mark.line + 1
+        if len(there) < LINES_DEEP:
+            _note_lines(inner, lines, there)
 
 
 def _check_depth(text: str) -> None:
@@ -286,26 +280,6 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if key.value in seen:
             raise DocumentError(line, f"the key {key.value!r} is given twice in one mapping")
         seen.add(key.value)
-
-
-def _yaml_document(loader: Any, node: yaml.Node, lists: Sequence[str]) -> Document | None:
-    if node.tag.endswith(":null"):
-        return None
-    line = _line(node)
-    if not isinstance(node, yaml.MappingNode):
-        raise DocumentError(line, _no_mapping(lists))
-    keys = {key.value: _line(key) for key, _ in node.value}
-    found = {
-        key.value: [_yaml_entry(loader, item) for item in value.value]
-        for key, value in node.value
-        if key.value in lists and isinstance(value, yaml.SequenceNode)
-    }
-    return Document(keys, found)
-
-
-def _yaml_entry(loader: Any, node: yaml.Node) -> DocumentValue:
-    lines = {key.value: _line(key) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else {}
-    return DocumentValue(loader.construct_document(node), _line(node), lines)
 
 
 def _line(thing: Any) -> int:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -26,10 +27,7 @@ from feedq.sinks.base import parse_sink, target_of
 from feedq.sinks.checkpoints import check_cursor
 from feedq.sinks.event_time import event_time_finder
 from feedq.verbs import documents
-from feedq.verbs.documents import Document, DocumentError, DocumentValue
-
-ENTRIES_MAX = 100_000
-"""Feeds of one call, and schedules, and queues: they are all held in memory."""
+from feedq.verbs.documents import Document, DocumentError
 
 ENTRIES: Mapping[str, type[FeedSpec | ScheduleSpec | Queue]] = {
     "feeds": FeedSpec,
@@ -70,94 +68,93 @@ class ManifestProblem:
         return f"{self.where}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
 class Manifest:
-    """What manifests declare, and all that is wrong with them."""
-
-    feeds: tuple[Declaration[FeedSpec], ...] = ()
-    schedules: tuple[Declaration[ScheduleSpec], ...] = ()
-    queues: tuple[Declaration[Queue], ...] = ()
-    problems: tuple[ManifestProblem, ...] = ()
-    keys: frozenset[str] = frozenset()
-    """Which keys of `ENTRIES` they have, empty lists included."""
-
-
-def parse(text: str, *, origin: str) -> Manifest:
-    """Read a manifest; ``origin`` names it in positions, usually its path."""
-    reader = ManifestReader()
-    reader.read(text, origin=origin)
-    return reader.manifest()
-
-
-class ManifestReader:
-    """Collects what manifests declare, each name once, and all that is wrong with them."""
+    """What manifests declare together, each name once, and all that is wrong with them."""
 
     def __init__(
         self, *, known: Sequence[str] = tuple(ENTRIES), defaults: Mapping[str, Any] = NOTHING
     ) -> None:
         """``known`` are the keys of `ENTRIES` that may be there; ``defaults`` is what each entry says unless it
         says otherwise, mappings merged."""
+        self.feeds: list[Declaration[FeedSpec]] = []
+        self.schedules: list[Declaration[ScheduleSpec]] = []
+        self.queues: list[Declaration[Queue]] = []
         self.problems: list[ManifestProblem] = []
+        self.keys: set[str] = set()
+        """Which keys of `ENTRIES` there are, empty lists included."""
         self._known, self._defaults = known, defaults
-        self._found: dict[str, dict[str, Declaration[Any]]] = {key: {} for key in ENTRIES}
-        self._keys: set[str] = set()
+        self._declared_at: dict[tuple[str, str], str] = {}
+        """Where each entry stands, by key and name."""
 
     def read(self, text: str, *, origin: str) -> None:
         """Read a manifest; ``origin`` names it in positions, usually its path."""
         numbers: Counter[str] = Counter()
         try:
-            for document in documents.read(text, lists=self._known):
-                self._check_keys(document, origin)
-                for key, entries in document.lists.items():
-                    for entry in entries:
+            for document in documents.read(text):
+                if not isinstance(document.value, dict):
+                    lists = " or ".join(self._known)
+                    raise DocumentError(document.lines.get(()), f"must be a mapping with a list of {lists}")
+                for key, entries in document.value.items():
+                    if not self._is_list(key, entries, at=_where(origin, document, key) or origin):
+                        continue
+                    for place, entry in enumerate(entries):
                         numbers[key] += 1
-                        number = f"{origin}: {key.removesuffix('s')} {numbers[key]}"
-                        self.read_entry(key, entry, at=_at(origin, entry.line) or number, origin=origin)
+                        inside = partial(_where, origin, document, key, place)
+                        at = inside() or f"{origin}: {key.removesuffix('s')} {numbers[key]}"
+                        self.read_entry(key, entry, at=at, inside=inside)
         except DocumentError as stop:
-            self.complain(_at(origin, stop.line) or origin, str(stop))
+            self.complain(origin if stop.line is None else f"{origin}:{stop.line}", str(stop))
 
-    def read_entry(self, key: str, entry: DocumentValue, *, at: str, origin: str = "") -> None:
-        """Read a feed, schedule or queue, which stands at this place."""
+    def _is_list(self, key: str, entries: Any, *, at: str) -> bool:
+        """Whether this is a list of entries; complains of what has no place at the top of a manifest."""
+        if key in self._known:
+            self.keys.add(key)
+            if isinstance(entries, list):
+                return True
+            self.complain(at, f"{key}: must be a list")
+        elif not key.startswith("x-"):
+            near = did_you_mean(key, self._known)
+            known = ", ".join(self._known)
+            self.complain(at, f"unknown key {key!r}; known are {known} (and x-… for your own){near}")
+        return False
+
+    def read_entry(
+        self, key: str, entry: Any, *, at: str, inside: Callable[[str], str | None] = lambda key: None
+    ) -> None:
+        """Read a feed, schedule or queue, which stands at this place; ``inside`` says where its keys do."""
         noun = key.removesuffix("s")
-        if not isinstance(entry.value, Mapping):
+        if not isinstance(entry, Mapping):
             self.complain(at, f"a {noun} must be a mapping with {_SHAPES[key]}")
             return
-        given = _merged(self._defaults, entry.value)
+        given = _merged(self._defaults, entry)
         found, name = read(ENTRIES[key], given), given.get("name")
         if isinstance(found, list):
             known = name if isinstance(name, str) else None
             who = f"{noun}: " if known is None else f"{noun} {known!r}: "
             for wrong, what in found:
-                place = _at(origin, entry.key_lines.get(wrong)) or at
-                self.complain(place, who + what, known)
-        elif (before := self._found[key].setdefault(found.name, Declaration(found, at))).spec is not found:
-            self.complain(at, f"{noun} {found.name!r} was declared before, at {before.where}", found.name)
-
-    def manifest(self) -> Manifest:
-        for key, declared in self._found.items():
-            if len(declared) > ENTRIES_MAX:
-                self.complain("manifest", f"{len(declared)} {key}; at most {ENTRIES_MAX} are allowed")
-        found: dict[str, Any] = {key: tuple(declared.values()) for key, declared in self._found.items()}
-        return Manifest(**found, problems=tuple(self.problems), keys=frozenset(self._keys))
-
-    def _check_keys(self, document: Document, origin: str) -> None:
-        for key, line in document.keys.items():
-            at = _at(origin, line) or origin
-            if key in self._known:
-                self._keys.add(key)
-                if key not in document.lists:
-                    self.complain(at, f"{key}: must be a list")
-            elif not key.startswith("x-"):
-                near = did_you_mean(key, self._known)
-                known = ", ".join(self._known)
-                self.complain(at, f"unknown key {key!r}; known are {known} (and x-… for your own){near}")
+                self.complain(inside(wrong) or at, who + what, known)
+        elif before := self._declared_at.get((key, found.name)):
+            self.complain(at, f"{noun} {found.name!r} was declared before, at {before}", found.name)
+        else:
+            self._declared_at[key, found.name] = at
+            declaration: Declaration[Any] = Declaration(found, at)
+            getattr(self, key).append(declaration)
 
     def complain(self, at: str, what: str, name: str | None = None) -> None:
         """Add a mistake, of the entry of this name if it has one."""
         self.problems.append(ManifestProblem(at, what, name))
 
 
-def _at(origin: str, line: int | None) -> str | None:
+def parse(text: str, *, origin: str) -> Manifest:
+    """Read a manifest; ``origin`` names it in positions, usually its path."""
+    manifest = Manifest()
+    manifest.read(text, origin=origin)
+    return manifest
+
+
+def _where(origin: str, document: Document, *place: str | int) -> str | None:
+    """Where in a document this is, such as ``feeds.yaml:12``; None in JSON, which comes without lines."""
+    line = document.lines.get(place)
     return None if line is None else f"{origin}:{line}"
 
 

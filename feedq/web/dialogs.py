@@ -142,11 +142,12 @@ def _called(at: At, ask: Ask, query: str, typed: Mapping[str, str]) -> Any:
 def declared_in(manifest: str, name: str) -> Mapping[str, Any]:
     """Return the one feed of a manifest that somebody has typed. Raises `InvalidInput`, naming the line."""
     try:
-        lists = [document.lists for document in documents.read(manifest, lists=("feeds",))]
+        found = [document.value for document in documents.read(manifest)]
     except documents.DocumentError as error:
         where = "" if error.line is None else f"line {error.line}: "
         raise InvalidInput(f"{where}{error}") from None
-    entries = [entry.value for found in lists for entry in found.get("feeds", ())]
+    lists = [one.get("feeds") for one in found if isinstance(one, dict)]
+    entries = [entry for one in lists if isinstance(one, list) for entry in one]
     if len(entries) != 1 or not isinstance(entries[0], Mapping):
         raise InvalidInput("this must be one feed: leave `feeds:` and the dash before `name:` as they are")
     if entries[0].get("name") != name:

@@ -24,7 +24,7 @@ def manifest(catalog: FeedCatalog) -> Manifest:
 def feeds(catalog: FeedCatalog) -> list[dict[str, Any]]:
     """What the feeds say besides the defaults, by name."""
     found = manifest(catalog)
-    assert found.problems == ()
+    assert not found.problems
     said = [feed.spec.plain() for feed in found.feeds]
     return sorted(
         ({key: value for key, value in one.items() if key not in DEFAULTS} for one in said),

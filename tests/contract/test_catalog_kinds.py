@@ -56,7 +56,7 @@ def test_a_file_that_is_no_list_of_feeds_is_a_problem_and_not_an_empty_list(
 ) -> None:
     (tmp_path / "a.yaml").write_text(text)
     found = manifest(opened(kind="directory", path=str(tmp_path)))
-    assert (found.feeds, len(found.problems)) == ((), 1)
+    assert (found.feeds, len(found.problems)) == ([], 1)
     assert (found.problems[0].where.startswith("a.yaml"), found.problems[0].name) == (True, None)
 
 

@@ -106,7 +106,7 @@ def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
     read = manifests.parse(path.read_text(), origin=path.name)
-    assert read.problems == ()
+    assert not read.problems
     assert read.feeds
     assert [problem for d in read.feeds for problem in option_problems(d.spec)] == []
     assert re.search(r"^Source: +https?://", comment(path), re.MULTILINE)
@@ -142,7 +142,7 @@ TICK = datetime(2026, 11, 22, 10, tzinfo=UTC)
 
 def declared() -> dict[str, ScheduleSpec]:
     read = manifests.parse(FILE.read_text(), origin=FILE.name)
-    assert read.problems == ()
+    assert not read.problems
     return {declaration.spec.name: declaration.spec for declaration in read.schedules}
 
 

@@ -68,7 +68,7 @@ def problems(text: str) -> list[str]:
 
 def schedules(text: str) -> list[ScheduleSpec]:
     found = read(text)
-    assert found.problems == ()
+    assert not found.problems
     return [declaration.spec for declaration in found.schedules]
 
 
@@ -312,7 +312,7 @@ queues = st.builds(
 @given(spec=specs, queue=queues)
 def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> None:
     found = read(documents.dump({"schedules": [spec.plain()], "queues": [queue.plain()]}))
-    assert found.problems == ()
+    assert not found.problems
     assert [d.spec for d in found.schedules] == [spec]
     assert [d.spec for d in found.queues] == [queue]
 

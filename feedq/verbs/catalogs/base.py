@@ -28,12 +28,13 @@ from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import StrictModel, read_json
 from feedq.errors import CatalogUnavailable, NotFound
 from feedq.settings import Settings
-from feedq.verbs.documents import DocumentValue
-from feedq.verbs.manifests import ENTRIES_MAX, Manifest, ManifestProblem, ManifestReader
+from feedq.verbs.manifests import Manifest
 
 ENTRY_POINT_GROUP: Final = "feedq.catalogs"
 BYTES_MAX: Final = 64 * 2**20
 """A larger catalog is no list of feeds: it would be held in memory several times over."""
+ENTRIES_MAX: Final = 100_000
+"""Feeds of one catalog: they are all held in memory."""
 Content: TypeAlias = bytes | Mapping[str, Any] | ValueError
 """A manifest, or a JSON list of feeds, as it was read; a feed, in which dots in keys lead below; or why a row is
 no feed."""
@@ -97,15 +98,14 @@ class FeedCatalog(StrictModel):
         ).hexdigest()
         if version == known:
             return None
-        reader = ManifestReader(known=("feeds",), defaults=self.defaults)
+        found = Manifest(known=("feeds",), defaults=self.defaults)
         for place, raw, content in parts:
             if isinstance(content, ValueError):
-                reader.problems.append(ManifestProblem(place, str(content)))
+                found.complain(place, str(content))
             elif isinstance(content, bytes):
-                _read_text(reader, raw, place)
+                _read_text(found, raw, place)
             else:
-                reader.read_entry("feeds", DocumentValue(content), at=place)
-        found = reader.manifest()
+                found.read_entry("feeds", content, at=place)
         if len(found.feeds) > ENTRIES_MAX:
             raise self._too_large()
         return found, version
@@ -190,10 +190,10 @@ def _put(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
     entry[last] = {**value, **entry[last]} if isinstance(entry.get(last), dict) else value
 
 
-def _read_text(reader: ManifestReader, raw: bytes, where: str) -> None:
+def _read_text(manifest: Manifest, raw: bytes, where: str) -> None:
     """Read a manifest or a JSON list of feeds. Raises `CatalogUnavailable`."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CatalogUnavailable(f"{where}: is not UTF-8 text (byte {error.start})") from None
-    reader.read(f'{{"feeds": {text}}}' if text.lstrip()[:1] == "[" else text, origin=where)
+    manifest.read(f'{{"feeds": {text}}}' if text.lstrip()[:1] == "[" else text, origin=where)
