@@ -68,8 +68,10 @@ class TargetPlan(ABC):
         """Those that may land, and those that surely cannot: for when many were refused."""
         return suspects, []
 
-    def clear(self) -> None:  # noqa: B027 - most leave nothing behind
-        """Forget what attempts before this one left behind."""
+    def detours(self, error: Any) -> bool:
+        """Have the next attempt take another way, if what raised this error can land by one; returns whether it
+        can."""
+        return False
 
 
 class Catalog(ABC):

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -397,6 +398,8 @@ class ColumnRows:
         self._is_json = target.format == "json"
         self._has_pointers = bool(pointers)
         self._takes_scalars = self._is_json and _are_members(self._cells)
+        self._integers = [itemgetter(n) for n, cell in enumerate(self._cells) if cell.kind is Kind.INTEGER]
+        """Of a row of scalars, what columns of integers get."""
         self._try_scalars_in = 0
         """Chunks until it is worth another try."""
 
@@ -470,15 +473,10 @@ class ColumnRows:
         if b"\\" in text or b"{" in text or b"[" in text or _has_nothing_or_null(text):
             self._try_scalars_in = TRY_AGAIN_AFTER
             return None
-        if (b".0\t" in text or b".0\n" in text) and self._have_fractions(rows):
+        if any(b"." in LF.join(map(integer, rows)) for integer in self._integers):
             return None
         # No string holds a quote without a backslash: these are the quotes around strings.
         return text.replace(b'"', b"")
-
-    def _have_fractions(self, rows: Sequence[Row]) -> bool:
-        """Whether a column of integers is to get a number with a point."""
-        integers = [n for n, cell in enumerate(self._cells) if cell.kind is Kind.INTEGER]
-        return any(b"." in LF.join([row[n] for row in rows]) for n in integers)
 
 
 def _whole(text: bytes) -> bytes:

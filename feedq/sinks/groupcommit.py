@@ -196,12 +196,15 @@ class GroupCommit:
             with self._session.savepoint("feedq_together"):
                 for plan, writes in landings:
                     self._bound_locks(plan)
-                    plan.clear()
                     dead += plan.land(writes, strict=not self._briefly)
         except self._session.errors as error:
             if self._session.is_broken or not self._session.can_undo(error):
                 raise self._failed(error, is_the_sinks=False) from error
-            if plan is not None and self._session.scope(error) is ErrorScope.LOCKED:
+            if (
+                plan is not None
+                and not plan.detours(error)
+                and self._session.scope(error) is ErrorScope.LOCKED
+            ):
                 self._note_lock(plan)
             return False
         self._count((write for _, writes in landings for write in writes), dead)

@@ -229,11 +229,12 @@ class TargetLanding:
         while True:
             try:
                 with self._session.savepoint("feedq_attempt"):
-                    self._plan.clear()
                     unfit = self._plan.land(writes, strict=not self._briefly)
             except self._session.errors as error:
                 if self._session.is_broken or not self._session.can_undo(error):
                     raise
+                if self._plan.detours(error):
+                    continue
                 if self._session.scope(error) is not ErrorScope.CONFLICT or not conflicts_left:
                     failed = self._failed(error)
                     self._failures.append(failed)

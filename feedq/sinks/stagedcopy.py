@@ -5,26 +5,26 @@ inserted from it with ``ON CONFLICT``. There they carry a number in order of arr
 back in any: the first row of a key is the one that stays, or with ``update`` the last.
 
 That is three times the work of a COPY into the table itself, which does the same as long as no key is there
-already. So that is tried first, and a violated constraint sends the rows by way of the staging table after all.
+already. So that is tried first, and a violated constraint has the attempt repeated by way of the staging table.
 What was copied until then is dead weight in table and index, so a `Detour` has the groups after it take that way
 at once, the more of them the more often they meet keys that are there: a source that repeats itself is not tried
 over and over.
 
 A staging table lives as long as its session and empties itself at every commit: one made in each transaction would
-churn the system catalog several times a second.
+churn the system catalog several times a second. A transaction that copies straight never touches it: otherwise its
+commit would empty all staging tables of the session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
-import psycopg2
 from psycopg2 import errorcodes, sql
 
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, Target
 from feedq.sinks.copyplan import CopyPlan, listed
-from feedq.sinks.postgresql_session import PostgresSinkSession
+from feedq.sinks.postgresql_session import PostgresSinkSession, cause_of
 from feedq.sinks.target_table import TableShape
 
 GOES_STAGED: Final = (
@@ -51,7 +51,7 @@ class Detour:
         return self._left == 0
 
     def pass_one(self) -> None:
-        self._left = max(0, self._left - 1)
+        self._left -= 1
 
     def begin(self) -> None:
         """A key was there already."""
@@ -64,7 +64,7 @@ class Detour:
 
 
 class KeyedCopyPlan(CopyPlan):
-    """A plan for one target with a key, with its staging table. Methods raise `psycopg2.Error`."""
+    """A plan for one target with a key, with its staging table."""
 
     def __init__(
         self, session: PostgresSinkSession, target: Target, shape: TableShape, *, stage: str
@@ -97,32 +97,29 @@ class KeyedCopyPlan(CopyPlan):
     def drop_staging_table(self) -> None:
         self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging_table))
 
-    def clear(self) -> None:
-        self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
-
     def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
         if self._detour.is_over:
-            try:
-                with self.session.savepoint("feedq_straight"):
-                    dead = super().land(writes, strict=strict)
-            except psycopg2.Error as error:
-                if error.pgcode not in GOES_STAGED:
-                    raise
-                self._detour.begin()
-            else:
-                self._detour.shorten()
-                return dead
+            dead = super().land(writes, strict=strict)
+            self._detour.shorten()
         else:
+            dead = []
+            self._land_staged(self._encoded(writes, dead, strict=strict))
             self._detour.pass_one()
-        dead = []
-        self._land_staged(self._encoded(writes, dead, strict=strict))
         return dead
+
+    def detours(self, error: Any) -> bool:
+        if not self._detour.is_over or cause_of(error).pgcode not in GOES_STAGED:
+            return False
+        self._detour.begin()
+        return True
 
     def land_nothing(self) -> None:
         self._land_staged(())
 
     def _land_staged(self, chunks: Iterable[bytes]) -> None:
         """Copy into the staging table, and insert from there in order of arrival."""
+        # It holds what earlier attempts of this transaction have landed.
+        self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
         self._copy(self._staging_table, chunks)
         self.session.query(self._insert)
 

@@ -234,6 +234,21 @@ def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
         harness.query("DELETE FROM rows WHERE k = 0")
 
 
+def test_new_keys_cost_one_savepoint_and_no_staging_table(harness: PostgresSinkHarness) -> None:
+    harness.query("CREATE TABLE typed (n bigint UNIQUE)")
+    target = typed(key=["n"])
+    sink = harness.sink(url=harness.proxy.url)
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, batch(b'{"n": 1}'), target=target)])
+    harness.proxy.seen.clear()
+    sink.write([write(1, 1, batch(b'{"n": 2}'), target=target)])
+    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["DELETE"]) == (1, 0)
+    harness.proxy.seen.clear()
+    sink.write([write(1, 1, batch(b'{"n": 2}', b'{"n": 3}'), target=target)])
+    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["DELETE"]) == (2, 1)
+    assert numbers(harness) == [1, 2, 3]
+
+
 def test_another_unique_index_refuses_its_record_only(harness: PostgresSinkHarness) -> None:
     harness.query(ROWS + "; CREATE UNIQUE INDEX ON rows (v)")
     sink = harness.sink()
