@@ -1,4 +1,4 @@
-"""Writes what the code already knows: the tables of settings and metrics, and the states of a lease.
+"""Writes what the code already knows: settings, commands, options, metrics, and the states of a lease.
 
 ``make docs`` runs it; a test fails while a page differs from what it would write. Each stands between two
 comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand.
@@ -7,15 +7,18 @@ comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
+from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import click
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
@@ -23,11 +26,14 @@ from pydantic.fields import FieldInfo
 
 from feedq.celery import fleet_metrics
 from feedq.celery.fleet_metrics import FleetReading, fleet_families
+from feedq.cli import main as main_command
+from feedq.cli.choosing import chooses_feeds
+from feedq.cli.options import Duration
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.core import worker as core
-from feedq.core.values import Entry, Number
+from feedq.core.values import Entry, Number, exact_duration, parse_duration
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions
 from feedq.telemetry import metrics as telemetry_metrics
@@ -240,8 +246,71 @@ def _entry_default(field: FieldInfo) -> str:
     return f"`{_number(written) if isinstance(written, float) else written}`"
 
 
+def command_sections() -> str:
+    """Each command as `--help` explains it, without the options that the page describes once."""
+    lines: list[str] = []
+    for path, command in _commands(main_command, "feedq"):
+        lines += [f"## `{path}`", ""]
+        context = click.Context(command)
+        if arguments := [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]:
+            lines += [f"Arguments: `{' '.join(arguments)}`", ""]
+        about, _, example = cleandoc(command.help or "").partition("\b\nExample:\n")
+        lines += [_with_code(about.strip()), ""]
+        lines += ["```sh", *(line.strip() for line in example.strip().splitlines()), "```", ""]
+        options = [one for one in command.params if isinstance(one, click.Option) and one.name != "reason"]
+        if {one.name for one in options} >= _feed_options():
+            lines += ["Feeds are named or [chosen](#choosing-feeds).", ""]
+            options = [one for one in options if one.name not in _feed_options()]
+        if options:
+            lines += ["| option | default | meaning |", "|---|---|---|", *map(_option_row, options), ""]
+    return "\n".join(lines).rstrip()
+
+
+def choosing_options() -> str:
+    """The options by which feeds are chosen."""
+    command = dict(_commands(main_command, "feedq"))["feedq feed list"]
+    chosen = [one for one in command.params if isinstance(one, click.Option) and one.name in _feed_options()]
+    rows = [f"| `{'`, `'.join(one.opts)}` | {_cell(one.help or '')} |" for one in chosen]
+    return "\n".join(["| option | meaning |", "|---|---|", *rows])
+
+
+@cache
+def _feed_options() -> frozenset[str]:
+    """The names of the options by which feeds are chosen."""
+
+    choosing = click.command()(chooses_feeds(lambda: None))
+    return frozenset(str(one.name) for one in choosing.params if isinstance(one, click.Option))
+
+
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from _commands(inner, f"{path} {name}")
+    else:
+        yield path, command
+
+
+def _option_row(option: click.Option) -> str:
+    default = option.to_info_dict()["default"]
+    if option.required:
+        said = "required"
+    elif isinstance(option.show_default, str):
+        said = option.show_default
+    elif option.is_flag or default in (None, ()):
+        said = ""
+    elif isinstance(option.type, Duration):
+        said = f"`{exact_duration(parse_duration(str(default)))}`"
+    else:
+        said = f"`{default}`"
+    return f"| `{'`, `'.join(option.opts)}` | {said} | {_cell(option.help or '')} |"
+
+
 PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
     "settings.md": lambda: {"settings": settings_tables},
+    "cli.md": lambda: {"choosing": choosing_options, "commands": command_sections},
     "manifest.md": entry_tables,
     "metrics.md": lambda: {"metrics": metrics_table, "metrics of the fleet": fleet_metrics_table},
     "catalogs.md": catalog_tables,
@@ -384,11 +453,20 @@ def _option_default(field: FieldInfo) -> str:
     return f"`{_cell(str(value))}`{_size(value)}"
 
 
+def _with_code(text: str) -> str:
+    """Help, which a terminal shows as it is, with settings and options marked as code."""
+    code = r"(?<![`\w-])(?:FEEDQ_[A-Z_]+(?:<[A-Z]+>)?|--[a-z]+(?:-[a-z]+)*)"
+    return _visible(re.sub(code, r"`\g<0>`", text))
+
+
 def _cell(text: str) -> str:
-    """Text that stays within a cell of a table, and shows what it says."""
-    one_line = text.replace("|", r"\|").replace("\n", " ")
-    parts = one_line.split("`")
-    # Even parts are outside of backticks, where a browser would take <this> for a tag.
+    """Text that stays within a cell of a table."""
+    return _visible(text.replace("|", r"\|").replace("\n", " "))
+
+
+def _visible(text: str) -> str:
+    """Text that shows what it says: outside of backticks a browser would take <this> for a tag."""
+    parts = text.split("`")
     return "`".join(part if n % 2 else part.replace("<", "&lt;") for n, part in enumerate(parts))
 
 

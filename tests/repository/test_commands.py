@@ -1,25 +1,17 @@
-"""`docs/reference/cli.md` has a section for each command, and a line for each of its options."""
+"""Every command explains itself, and loads no more than it needs."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import pytest
 
 import feedq
 from feedq.cli import main
-
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "reference" / "cli.md").read_text()
-CHOOSING = PAGE.partition("## Choosing feeds")[2].partition("\n## ")[0]
-"""The options that all commands for many feeds take."""
-GLOBAL_OPTIONS = {"--help", "--reason"}
 
 
 def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
@@ -36,21 +28,6 @@ def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Comma
 COMMANDS = dict(leaves(main, "feedq"))
 
 
-def sections() -> dict[str, str]:
-    """Text by command."""
-    parts = re.split(r"^## `(feedq [a-z -]+)`$", PAGE, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def options(command: click.Command) -> set[str]:
-    found = (p for p in command.params if isinstance(p, click.Option))
-    return {option for p in found for option in p.opts} - GLOBAL_OPTIONS
-
-
-def test_the_page_has_exactly_the_commands_there_are() -> None:
-    assert sections().keys() == COMMANDS.keys()
-
-
 def test_every_length_of_time_may_have_a_unit_and_has_a_bound() -> None:
     lengths = [
         (path, option)
@@ -63,18 +40,6 @@ def test_every_length_of_time_may_have_a_unit_and_has_a_bound() -> None:
         assert option.type.convert("1m", option, None) == 60.0, path
         with pytest.raises(click.BadParameter, match="is not from"):
             option.type.convert("99999999d", option, None)
-
-
-@pytest.mark.parametrize("path", COMMANDS)
-def test_the_page_has_exactly_the_options_of(path: str) -> None:
-    section = sections()[path]
-    chosen = in_table(CHOOSING) if "(#choosing-feeds)" in section else set()
-    assert in_table(section) | chosen == options(COMMANDS[path])
-
-
-def in_table(text: str) -> set[str]:
-    cells = re.findall(r"^\| (`-[^|]*`) \|", text, re.MULTILINE)
-    return {option for cell in cells for option in re.findall(r"`(-[^`]+)`", cell)}
 
 
 @pytest.mark.parametrize("path", COMMANDS)
