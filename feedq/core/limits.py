@@ -9,9 +9,7 @@ their sources. There are three ways to keep them from it:
   Claims, messages, news, audits, reconcile passes.
 
 Here are the numbers and the arithmetic; whoever waits does so where it lives: `feedq.worker.pacing`,
-`feedq.worker.pacing`, the worker core, the lease client, the beat. What each number buys, and by which
-measurement, is told in ``docs/reference/limits.md``. How many rows a single statement takes stands beside the
-statement, and on that page.
+the worker core, the lease client, the beat. How many rows a single statement takes stands beside the statement.
 
 *Reading*: a bucket may go into debt. A batch is taken whole, however large, and whoever took it waits until
 everything up to it is paid for. So the rate holds on average, and what comes at once is bounded by what a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import pkgutil
 import re
@@ -24,7 +23,7 @@ from feedq.telemetry.logs import EventKind, LogEvent
 from feedq.verbs import manifests
 from feedq.verbs.manifests import option_problems
 from feedq.verbs.registry import MODULES, load
-from tests.house import PACKAGE, ROOT, parsed
+from tests.house import PACKAGE, ROOT
 
 DOCS = ROOT / "docs"
 
@@ -154,46 +153,6 @@ def test_every_state_and_reason_is_explained() -> None:
     )
     named = set(re.findall(r"`(\w+)`", read("control-tables.md")))
     assert {value.value for values in enums for value in values} <= named
-
-
-BYTES = {"KiB": 2**10, "MiB": 2**20}
-
-
-LIMIT = re.compile(r"`([A-Z_]+|[a-z_]+(?=` in `[\w/]+\.sql))`(?: in `([\w/]+\.(?:py|sql))`)?")
-
-SQL_CONSTANT = re.compile(r"(\w+) constant \w+ := (\d+);")
-
-
-def constants(path: Path) -> dict[str, float]:
-    """The numbers that a module, or a file of SQL, gives a name to."""
-    if path.suffix == ".sql":
-        return {name: float(value) for name, value in SQL_CONSTANT.findall(path.read_text())}
-    given = [node for node in parsed(path).body if isinstance(node, ast.Assign | ast.AnnAssign)]
-    numbers = {}
-    for node in given:
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if node.value is not None and re.fullmatch(r"[-\d_.e*+/() ]+", text := ast.unparse(node.value)):
-            numbers[ast.unparse(target)] = eval(text)
-    return numbers
-
-
-def limits_listed() -> dict[tuple[str, str], float]:
-    """The value of each limit that the page lists, by module and name."""
-    listed = {}
-    for row in read("limits.md").splitlines():
-        _, limit, value, *_ = row.split("|") if row.startswith("|") else ("", "", "")
-        for name, module in LIMIT.findall(limit):
-            if not name.startswith("FEEDQ_"):
-                number, _, unit = value.strip().replace(",", "").partition(" ")
-                listed[module or "core/limits.py", name] = float(number) * BYTES.get(unit, 1)
-    return listed
-
-
-def test_each_limit_is_listed_with_its_value() -> None:
-    listed = limits_listed()
-    named = {module: constants(PACKAGE / module) for module, _ in listed}
-    assert named["core/limits.py"].keys() <= {name for _, name in listed}
-    assert {(module, name): named[module].get(name) for module, name in listed} == listed
 
 
 def test_links_lead_somewhere() -> None:
