@@ -17,14 +17,14 @@ Methods block; each sink object belongs to one thread. A worker makes one to wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -48,7 +48,11 @@ from feedq.sinks.mapping import (
     unknown_field,
 )
 
+T = TypeVar("T")
+
 ENTRY_POINT_GROUP = "feedq.sinks"
+AT_ONCE: Final = 500
+"""Feeds or dead letters named in one statement: databases bound the parameters of one."""
 
 # Tables that nothing may land in: a row in a catalog can make a table unreadable or its writer a superuser, and
 # one in a control table can declare a feed. A declaration is judged by the name it gives, and each kind of sink
@@ -439,6 +443,16 @@ class SuspectRecord(NamedTuple):
     record: bytes
 
     @classmethod
+    def of_writes(cls, writes: Iterable[FeedWrite]) -> Iterator[SuspectRecord]:
+        """All records of these writes, in order."""
+        return (
+            cls(write, batch, record)
+            for write in writes
+            for batch in write.batches
+            for record in batch.split()
+        )
+
+    @classmethod
     def of_dead_letter(cls, letter: DeadLetter, target: Target) -> SuspectRecord:
         """A dead letter, to be tried again."""
         batch = Batch.of_records([letter.record], cursor=letter.cursor, received_at=letter.at)
@@ -466,6 +480,12 @@ class Replayed:
     landed: int
     refused: Mapping[int, str]
     """The new error, by id of the dead letter."""
+
+
+def parts(values: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """Cuts values into parts of at most ``size``."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def parse_sink(sink: Mapping[str, Any]) -> SinkOptions:

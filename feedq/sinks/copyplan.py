@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import psycopg2
@@ -30,8 +30,7 @@ from psycopg2 import sql
 
 from feedq.core.model import Batch
 from feedq.records.framing import ESCAPED_NUL
-from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.catalog import TargetPlan
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, parts
 from feedq.sinks.copytext import (
     NUL,
     NUL_ERROR,
@@ -47,10 +46,13 @@ from feedq.sinks.copytext import (
     parsed,
     row_of,
 )
-from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
-from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, parts
+from feedq.sinks.plan import TargetPlan
+from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope
 from feedq.sinks.statements import INPUT_ERRORS
-from feedq.sinks.target_table import TableShape, written_columns
+from feedq.sinks.target_table import TableShape
+
+if TYPE_CHECKING:
+    from feedq.sinks.postgresql import PostgresSession
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags, length of the header extension."""
@@ -76,18 +78,14 @@ Texts = list[str | None]
 class CopyPlan(TargetPlan):
     """A plan that copies batches into one target."""
 
-    session: PostgresSinkSession
+    session: PostgresSession
 
-    def __init__(self, session: PostgresSinkSession, target: Target, shape: TableShape) -> None:
+    def __init__(self, session: PostgresSession, target: Target, shape: TableShape) -> None:
         super().__init__(session, target, shape)
-        self.columns = written_columns(target, shape.columns)
-        """What is written of the table, in order."""
-        self._rows = (
-            ColumnRows(target, shape.columns)
-            if target.is_mapped
-            else DefaultRows(shape.columns["payload"].type)
+        self._rows: ColumnRows | DefaultRows = (
+            self.rows if target.is_mapped else DefaultRows(shape.columns["payload"].type)
         )
-        self._table = identifier_of(shape)
+        self._table = sql.Identifier(*filter(None, (shape.schema, shape.name)))
 
     def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
         dead: list[DeadRecord] = []
@@ -141,9 +139,6 @@ class CopyPlan(TargetPlan):
                 said = f"{message}{f': {detail}' if detail else ''} ({code})"
                 errors.setdefault(n - 1, said[:ERROR_TEXT_MAX])
         return errors
-
-    def row_of(self, error: Any) -> int | None:
-        return self.session.row_of(error)
 
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         return dict(zip(self.columns, self._rows.texts(*suspect), strict=True))

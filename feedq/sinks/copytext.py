@@ -37,10 +37,9 @@ from msgspec import Raw
 from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvReader, MalformedLine
 from feedq.records.pointer import NOTHING, Row, TextPointers, parse_pointer
-from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, parts
 from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
-from feedq.sinks.session import parts
 from feedq.sinks.target_table import Column, column_sources
 
 CHUNK_BYTES: Final = 64 * 1024

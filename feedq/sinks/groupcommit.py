@@ -27,12 +27,12 @@ from uuid import uuid4
 
 from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
-from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
-from feedq.sinks.catalog import Catalog, TargetPlan
+from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written, parts
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift
+from feedq.sinks.plan import TargetPlan
 from feedq.sinks.refusals import TargetChanged, TargetLanding
-from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession, parts
+from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession
 
 
 class GroupFailed(Exception):
@@ -72,7 +72,6 @@ class GroupCommit:
     def __init__(
         self,
         session: SinkSession,
-        catalog: Catalog,
         *,
         briefly: bool,
         locked: set[Target],
@@ -81,7 +80,6 @@ class GroupCommit:
         """``locked``: targets that were found locked, not to be waited for again; kept up to date here.
         ``was_refused``: the commit of a transaction before this one was."""
         self._session = session
-        self._catalog = catalog
         self._briefly = briefly
         self._locked = locked
         self._was_refused = was_refused
@@ -111,7 +109,7 @@ class GroupCommit:
         lost = not_locked - self._postponed.keys()
         left_out = not_locked | self._unusable.keys()
         landings = [
-            (self._catalog.plan(target), admitted)
+            (self._session.plan(target), admitted)
             for target, group in groups.items()
             if (admitted := [write for write in group if write.key not in left_out] if left_out else group)
         ]
@@ -124,7 +122,7 @@ class GroupCommit:
 
     def _find_usable(self, groups: Groups) -> list[FeedWrite]:
         """The writes that are not without hope whatever their records."""
-        wrong = self._catalog.get_ready(tuple(groups))
+        wrong = self._session.get_ready(tuple(groups))
         for target in groups:
             if target.drift is not Drift.IGNORE and target not in wrong:
                 wrong |= self._watch_fields(target, groups[target])
@@ -140,12 +138,12 @@ class GroupCommit:
 
     def _watch_fields(self, target: Target, writes: Sequence[FeedWrite]) -> dict[Target, str]:
         """Look for fields that no column takes. Returns the target, if it cannot work any more, and why."""
-        plan = self._catalog.plan(target)
+        plan = self._session.plan(target)
         taken = plan.taken
         watched = [(write, write.watch) for write in writes if write.watch is not None]
         for write, watch in watched:
             watch.has_come(taken)
-            watch.look(write.batches, taken, partial(self._catalog.column_fault, plan.shape))
+            watch.look(write.batches, taken, partial(self._session.column_fault, plan.shape))
         if target.drift is not Drift.ADD:
             return {}
         lacking = {name: type_ for _, watch in watched for name, type_ in watch.lacking(taken).items()}
@@ -153,18 +151,18 @@ class GroupCommit:
             return {}
         if target.adds_columns:
             self._add_columns(target, lacking, watched[0][1])
-        self._catalog.refresh([target])
-        if wrong := self._catalog.get_ready([target]):
+        self._session.refresh([target])
+        if wrong := self._session.get_ready([target]):
             return wrong
         for _, watch in watched:
-            watch.has_come(self._catalog.plan(target).taken)
+            watch.has_come(self._session.plan(target).taken)
         return {}
 
     def _add_columns(self, target: Target, columns: Mapping[str, ColumnType], watch: FieldWatch) -> None:
         """Before the transaction, so that nothing is locked meanwhile. What cannot be added is told: the records
         land without it."""
         try:
-            self._catalog.add_columns(target, columns)
+            self._session.add_columns(target, columns)
         except InvalidInput as error:
             watch.tell_fault(str(error))
         except self._session.errors as error:
@@ -214,7 +212,7 @@ class GroupCommit:
         self._bound_locks(plan)
         landing = TargetLanding(
             plan,
-            is_current=lambda plan: not self._catalog.find_changed([plan.target]),
+            is_current=lambda plan: not self._session.find_changed([plan.target]),
             briefly=self._briefly,
             postpones_refused=self._was_refused,
         )
@@ -262,7 +260,7 @@ class GroupCommit:
             self._session.rollback()
             return written
         try:
-            if changed := self._catalog.find_changed(targets):
+            if changed := self._session.find_changed(targets):
                 raise self._changed(changed)
             landed = [write for write in writes if write.key in self._landed]
             self._session.advance(landed, self._landed, commit_id)

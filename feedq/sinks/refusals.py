@@ -29,7 +29,7 @@ from typing import Final, TypeVar
 
 from feedq.core.model import Batch, FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord
-from feedq.sinks.catalog import TargetPlan
+from feedq.sinks.plan import TargetPlan
 from feedq.sinks.session import ErrorScope
 
 T = TypeVar("T")
@@ -191,12 +191,7 @@ class TargetLanding:
         """Land what can be of writes that were refused together."""
         if self._is_current is not None and not self._is_current(self._plan):
             raise TargetChanged
-        records = [
-            SuspectRecord(write, batch, record)
-            for write in writes
-            for batch in write.batches
-            for record in batch.split()
-        ]
+        records = list(SuspectRecord.of_writes(writes))
         refused, left = bisect(records, self._attempt_records, failed=failed, failures_max=FAILURES_MAX)
         self._blame_table(refused, left, records)
         if self._briefly and (left or (refused and self._postpones_refused)):

@@ -1,13 +1,18 @@
-"""A session with a sink database, and what is done with checkpoints there.
+"""A session with a sink database: its transactions, its ledger and its targets.
 
-`SinkSession` has the ledger, checkpoints and dead letters, for all databases; what each does its own way is in
-`feedq.sinks.postgresql_session` and `feedq.sinks.sql`. Above it everything is written once:
-`feedq.sinks.groupcommit` lands and advances, `feedq.sinks.transactional` raises epochs, `feedq.sinks.upkeep` tries
-dead letters again.
+`SinkSession` is the skeleton of all databases. What each of them does its own way is in `feedq.sinks.postgresql`
+and `feedq.sinks.sql`: how to `open` a connection, the plan that lands records in a target (`plan_type`), the
+statements that commit the ledger, and what an error means (`scope`). Above it everything is written once:
+`feedq.sinks.groupcommit` lands and advances, `feedq.sinks.fencing` raises epochs, `feedq.sinks.upkeep` tries dead
+letters again.
 
 A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
 new connection behind our back after an error, which is why a broken session refuses to be used. SQLAlchemy's
 connection is in autocommit mode: transactions begin and end by statements of ours, where the caller says so.
+
+Targets are inspected when they are first needed, judged by `feedq.sinks.target_table`, and remembered until
+`refresh` or `find_changed` finds their tables changed. Only a fence creates tables: what disappears while a feed
+is being written was taken away by a person, who should be asked and not overruled.
 """
 
 from __future__ import annotations
@@ -38,16 +43,37 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
-from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, Fenced, FenceRequest
+from feedq.errors import InvalidInput
+from feedq.sinks.base import (
+    Checkpoint,
+    DeadRecord,
+    FeedWrite,
+    Target,
+    parts,
+    why_nowhere,
+)
 from feedq.sinks.checkpoints import LastCommit, ascii_text, cursor_of
-from feedq.sinks.table_definitions import checkpoint, dead_letter
+from feedq.sinks.copytext import UnreadableRecord
+from feedq.sinks.mapping import ColumnType
+from feedq.sinks.plan import TargetPlan
+from feedq.sinks.table_definitions import added_columns, checkpoint, dead_letter, made_table
+from feedq.sinks.target_table import (
+    DEFAULT_COLUMNS,
+    FILLED_MAX,
+    TableName,
+    TableShape,
+    Types,
+    misdeclared,
+    problem,
+    written_columns,
+)
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 500
-"""Feeds or dead letters named in one statement: databases bound the parameters of one."""
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
 HOLDERS_LOCK_TIMEOUT_S: Final = 0.02
+ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
+"""For a table that others are writing to: all who come later wait as well, and it is tried again."""
 PERSON_LOCK_TIMEOUT_S: Final = 5.0
 """For a table or a dead letter that somebody has locked, while a person is waiting."""
 ROLES: Final = ("writer", "fencer")
@@ -81,6 +107,8 @@ class AnswerLost(Exception):
 class SinkSession(ABC):
     """A session with a database, for one worker in one environment. Methods raise ``errors``."""
 
+    plan_type: ClassVar[type[TargetPlan]]
+    """How records get into a target."""
     errors: ClassVar[tuple[type[Exception], ...]] = (SQLAlchemyError,)
     """What the driver raises, wrapped or not."""
     undoable: ClassVar[Collection[ErrorScope]] = frozenset({ErrorScope.DATA, ErrorScope.TARGET})
@@ -93,6 +121,10 @@ class SinkSession(ABC):
     """Of a column, where the database has no bound of its own, so that people can still read it."""
     own_names: ClassVar[Collection[str]] = ()
     """Names of columns that the database keeps in every table itself."""
+    head_types: ClassVar[Sequence[Sequence[str]]]
+    """Types that ``feed``, ``epoch`` and ``received_at`` of a default table may have, the best first."""
+    payload_types: ClassVar[Types]
+    """Those of its ``payload``, by record format."""
     cursor_text: Callable[[JSON], str | None] = staticmethod(ascii_text)
     """A cursor as the database takes it. Raises `ValueError` for one that cannot be kept."""
     brief_lock_timeout_s: ClassVar[float] = 0.0
@@ -107,13 +139,20 @@ class SinkSession(ABC):
         self._connection = engine.connect()
         self._closed = False
         self._lock_timeout_s: float | None = None
-        self._number: int | None = None
+        self._number: Any = None
+        self._plans: dict[Target, TargetPlan] = {}
         try:
             self._number = self._set_up()
             self._rollback()
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    @abstractmethod
+    def open(cls, url: str, name: str) -> Engine:
+        """What opens connections that call themselves ``name``, with bounds on every wait. Makes none yet. Raises
+        `InvalidInput` for a URL that leads to no database."""
 
     @property
     def is_broken(self) -> bool:
@@ -264,13 +303,17 @@ class SinkSession(ABC):
     @classmethod
     def explain(cls, error: Any) -> str:
         """What the server said, on one line, without the statement and its values."""
-        said = getattr(error, "orig", None) or error
+        said = cause_of(error)
         arguments: tuple[Any, ...] = getattr(said, "args", ())
         if len(arguments) == 2 and isinstance(arguments[0], int) and isinstance(arguments[1], str):
             text = f"{arguments[1]} ({arguments[0]})"
         else:
             text = str(said)
         return " ".join(text.replace("\0", "").split())[:ERROR_TEXT_MAX]
+
+    def row_of(self, error: Any) -> int | None:
+        """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
+        return None
 
     def remedy(self, error: Exception) -> str:
         """What a person has to do about a right that is missing; empty where that cannot be told. Asks the
@@ -295,64 +338,10 @@ class SinkSession(ABC):
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
         """Move checkpoints that this transaction has locked."""
 
-    def raise_epochs(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> dict[int, Fenced] | None:
-        """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and leave
-        ``commit_id`` there. Returns what these are answered, by feed id.
-
-        None when one of them stayed locked; then none is raised. In the order of ids.
-        """
-        rows = [
-            {
-                "environment": self.environment,
-                "feed_id": request.feed_id,
-                "feed": request.feed,
-                "epoch": request.epoch,
-                "owner": str(self.worker_id),
-                "commit_id": str(commit_id),
-                "records": 0,
-                "feed_uuid": str(request.identity.feed),
-                "installation": str(request.identity.installation),
-            }
-            for request in requests
-        ]
-        try:
-            self.set_lock_timeout(lock_timeout_s)
-            self._fence(rows, lock_timeout_s=lock_timeout_s)
-        except self.errors as error:
-            if self.scope(error) is not ErrorScope.LOCKED:
-                raise
-            return None
-        # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
-        self.set_lock_timeout(self.lock_timeout_s)
-        columns = (c.feed_id, c.epoch, c.cursor, c.records, c.is_given)
-        ours = and_(self.of([request.feed_id for request in requests]), c.commit_id == str(commit_id))
-        return {
-            row.feed_id: Fenced(
-                row.feed_id, row.epoch, cursor_of(row.cursor), row.records, commit_id, is_given=row.is_given
-            )
-            for row in self.execute(select(*columns).where(ours))
-        }
-
     @abstractmethod
-    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+    def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
         """Raise epochs, in one statement: that is a transaction of the server's own, which a client that freezes
         cannot hold open."""
-
-    def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
-        """The checkpoints that may be somebody else's: for `feedq.sinks.checkpoints.strangers` to judge."""
-        found: list[Checkpoint] = []
-        self.set_lock_timeout(self.lock_timeout_s)
-        for part in parts(requests):
-            ids = [request.feed_id for request in part]
-            rows = self.execute(select(c.feed_id, c.feed_uuid).where(self.of(ids)))
-            there = {row.feed_id: str(row.feed_uuid) for row in rows}
-            if wrong := [r.feed_id for r in part if there.get(r.feed_id) not in (None, str(r.identity.feed))]:
-                found += self.find_checkpoints(c.feed_id.in_(wrong))
-            if new := [request.feed for request in part if request.feed_id not in there]:
-                found += self.find_checkpoints(c.feed.in_(new))
-        return found
 
     def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
         """The workers whose sessions have these checkpoints locked. Here those that fenced them last: only the
@@ -464,6 +453,190 @@ class SinkSession(ABC):
         ]
         self.execute(insert(dead_letter), rows)
 
+    # -- targets -------------------------------------------------------------------------------------
+
+    def plan(self, target: Target) -> TargetPlan:
+        """How to write to a target that `problems` found nothing wrong with."""
+        return self._plans[target]
+
+    def inspect(self, target: Target) -> TargetPlan:
+        """How to write to a target, inspected anew. Raises `InvalidInput` when it cannot work."""
+        self.refresh([target])
+        if why := self.get_ready([target]).get(target):
+            raise InvalidInput(why)
+        return self._plans[target]
+
+    def problems(self, targets: Iterable[Target], *, create: bool) -> dict[Target, str]:
+        """Those that cannot work, and why. With ``create``, tables that are missing and that
+        feedq makes are made."""
+        unknown = {target for target in targets if target not in self._plans}
+        if not unknown:
+            return {}
+        wrong = {target: why for target in unknown if (why := self.misdeclared(target))}
+        unknown -= wrong.keys()
+        shapes = self.describe(unknown)
+        if create:
+            missing = [target for target in unknown if target not in shapes and target.is_made]
+            wrong |= {target: why for target in missing if (why := self.create(target))}
+            shapes |= self.describe(missing)
+        for target in unknown - wrong.keys():
+            shape = shapes.get(target)
+            if why := self.judge(target, shape):
+                wrong[target] = why
+            elif shape is not None:
+                try:
+                    self._plans[target] = self.plan_type(self, target, shape)
+                except UnreadableRecord as unfit:
+                    wrong[target] = f"table {target.table!r}: {unfit}"
+        return wrong
+
+    def get_ready(self, targets: Collection[Target]) -> dict[Target, str]:
+        """Make sure that these can be written to now; returns those that cannot, and why."""
+        return self.problems(targets, create=False)
+
+    def find_changed(self, targets: Collection[Target]) -> list[Target]:
+        """Those whose tables have changed since they were inspected. Asked once their rows have been sent, when
+        nobody can change a table until the transaction ends: a plan made for another type lands wrong values."""
+        shapes = [self._plans[target].shape for target in targets]
+        now = self.fingerprints(shapes) if shapes else ()
+        return [
+            target
+            for target, shape, fingerprint in zip(targets, shapes, now, strict=True)
+            if fingerprint != shape.fingerprint
+        ]
+
+    def refresh(self, targets: Iterable[Target]) -> None:
+        """Forget those whose tables have changed since they were looked at."""
+        for target in self.find_changed([target for target in targets if target in self._plans]):
+            self.forget(target)
+
+    def forget(self, target: Target) -> None:
+        """Have the target inspected before it is next used."""
+        self._plans.pop(target, None)
+
+    def add_columns(
+        self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
+    ) -> list[str]:
+        """Add those of these columns that the table lacks, each in a transaction of its own. Returns the
+        statements. Raises `InvalidInput` when there is no such table, no room, or no right to."""
+        shape = self.describe([target]).get(target)
+        if shape is None:
+            raise InvalidInput(f"table {target.table!r} does not exist: run the feed, or create it")
+        lacking: dict[str, ColumnType] = {}
+        known = set(map(self.folded, shape.columns))
+        for name, type_ in columns.items():
+            if (folded := self.folded(name)) not in known and not self.column_fault(shape, name):
+                lacking[name] = type_
+                known.add(folded)
+        filled = len(written_columns(target, shape.columns)) - len(target.columns)
+        if filled + len(lacking) > FILLED_MAX:
+            raise InvalidInput(
+                f"table {target.table!r} has {filled} columns that sink.columns does not name, and may have "
+                f"{FILLED_MAX}: map some there"
+            )
+        statements = added_columns(self.connection.dialect, shape, lacking)
+        self.set_lock_timeout(ALTERATION_LOCK_TIMEOUT_S)
+        refusal: InvalidInput | None = None
+        for name, statement in () if dry_run else statements.items():
+            try:
+                self.begin()
+                self.run(statement)
+                self.commit()
+            except self.errors as error:
+                self.rollback()
+                # Somebody else may have added it at the same moment.
+                there = None if self.is_broken else self.describe([target]).get(target)
+                if there is not None and name in there.columns:
+                    continue
+                if there is None or self.scope(error) is not ErrorScope.TARGET:
+                    raise
+                refusal = InvalidInput(
+                    f"table {target.table!r}: {self.explain(error)}; have its owner run {statement}"
+                )
+        if refusal is not None:
+            raise refusal
+        return list(statements.values())
+
+    def is_yet_to_be_made(self, target: Target) -> bool:
+        """Whether this is a target whose table the first fence will make."""
+        return target.is_made and not (self.misdeclared(target) or self.describe([target]))
+
+    def column_fault(self, shape: TableShape, name: str) -> str | None:
+        """Why no column of a table can have this name; None when one can, or has."""
+        folded = self.folded
+        if name not in shape.columns and folded(name) in map(folded, shape.columns):
+            return "to the database it is the name of another column"
+        return "not every driver takes a % in a name" if "%" in name else self.name_fault(name)
+
+    def misdeclared(self, target: Target) -> str | None:
+        """What is wrong with the target whatever the database holds; None when nothing is."""
+        named: dict[str, str] = {}
+        for source in target.columns:
+            if why := self.name_fault(source.column):
+                return f"sink.columns: column {source.column!r}: {why}"
+            other = named.setdefault(self.folded(source.column), source.column)
+            if other != source.column:
+                return f"sink.columns: {other!r} and {source.column!r} are one column to this database"
+        return misdeclared(target, self.why_reserved)
+
+    @classmethod
+    def why_reserved(cls, table: TableName) -> str | None:
+        """Why no records may land in a table of this name; None when they may."""
+        return why_nowhere(f"{table.schema}.{table.name}" if table.schema else table.name)
+
+    def why_unmakeable(self, target: Target) -> str | None:
+        """Why a fence could not make the table of this target: it is made in a transaction that never happens, if
+        the database can do that."""
+        try:
+            self.imagine(target)
+        except (InvalidInput, UnreadableRecord) as wrong:
+            return str(wrong)
+        finally:
+            self.rollback()
+            if not self.is_broken:
+                self.forget(target)
+        return None
+
+    @abstractmethod
+    def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
+        """The tables of these targets as they are, for those that exist."""
+
+    @abstractmethod
+    def fingerprints(self, shapes: Sequence[TableShape]) -> Sequence[Any]:
+        """The fingerprints that these tables have now; None where one is gone."""
+
+    @classmethod
+    def judge(cls, target: Target, shape: TableShape | None) -> str | None:
+        """Why the target cannot work with the table as it is; None when it can."""
+        types = (*cls.head_types, cls.payload_types[target.format])
+        return problem(target, shape, dict(zip(DEFAULT_COLUMNS, types, strict=True)))
+
+    def create(self, target: Target) -> str | None:
+        """Make the table of a target. Returns why that is not possible; None when it is there."""
+        self.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+        try:
+            self.make_schema_of(target)
+            self.make(made_table(target))
+        except self.errors as error:
+            return self.why_uncreated(target, error)
+        return None
+
+    def make_schema_of(self, target: Target) -> None:  # noqa: B027 - elsewhere a schema is a database
+        """Make the schema that a target names, if it is missing and the database has schemas."""
+
+    def why_uncreated(self, target: Target, error: Exception) -> str:
+        """Why the table could not be made; raises the error again if that says nothing about the table."""
+        self.rollback()
+        if self.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
+            raise error
+        wish = " or ".join(filter(None, ["create it", self.remedy(error)]))
+        return f"table {target.table!r} does not exist and cannot be created: {self.explain(error)}; {wish}"
+
+    @abstractmethod
+    def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
+        """How to write to a default target whose table is yet to be made, and whether records can be landed
+        there in the transaction that this has begun. Raises `InvalidInput`."""
+
     # -- sessions of others --------------------------------------------------------------------------
 
     def end_session(self, backend: Any) -> None:  # noqa: B027 - not every server can
@@ -474,10 +647,9 @@ class SinkSession(ABC):
         return 0
 
 
-def parts(values: Sequence[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
-    """Cuts values into parts of as many as one statement may name."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+def cause_of(error: Any) -> Any:
+    """The driver's error, which SQLAlchemy may have wrapped."""
+    return getattr(error, "orig", None) or error
 
 
 def uuid_of(value: object) -> UUID | None:

@@ -18,14 +18,17 @@ commit would empty all staging tables of the session.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg2 import errorcodes, sql
 
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, Target
 from feedq.sinks.copyplan import CopyPlan, listed
-from feedq.sinks.postgresql_session import PostgresSinkSession, cause_of
+from feedq.sinks.session import cause_of
 from feedq.sinks.target_table import TableShape
+
+if TYPE_CHECKING:
+    from feedq.sinks.postgresql import PostgresSession
 
 GOES_STAGED: Final = (
     errorcodes.UNIQUE_VIOLATION,
@@ -66,9 +69,7 @@ class Detour:
 class KeyedCopyPlan(CopyPlan):
     """A plan for one target with a key, with its staging table."""
 
-    def __init__(
-        self, session: PostgresSinkSession, target: Target, shape: TableShape, *, stage: str
-    ) -> None:
+    def __init__(self, session: PostgresSession, target: Target, shape: TableShape, *, stage: str) -> None:
         super().__init__(session, target, shape)
         self._detour = Detour()
         self._staging_table = sql.Identifier("pg_temp", stage)

@@ -1,6 +1,6 @@
 """Judges whether a target can work: table names, table shapes, and what is wrong between the two. Pure.
 
-`feedq.sinks.catalog` reads the shapes from a database; here they are judged, and every complaint says which table
+A session reads the shapes from its database; here they are judged, and every complaint says which table
 and column, and what to do about it. Names are quoted wherever they are written, and never folded; a dot separates
 schema and table and cannot be part of either.
 """

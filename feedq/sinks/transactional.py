@@ -1,8 +1,8 @@
 """The sink for databases with transactions: data and checkpoint in one of them, gated by the epoch.
 
 `TransactionalSink` holds one session, opened when it is first needed and again after it broke, and decides what an
-error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`; what databases do each
-their own way is behind `feedq.sinks.session` and `feedq.sinks.catalog`.
+error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`; what each database does its
+own way is behind `feedq.sinks.session`.
 
 What it relies on: whoever commits a feed's records holds the feed's checkpoint row locked from before the
 first record to the commit, under an epoch that the row still has. So a stale owner can commit nothing, and
@@ -12,59 +12,54 @@ a successor that has fenced sees all that its predecessor ever committed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Final, TypeVar
-from uuid import UUID, uuid4
-
-from sqlalchemy import Engine
+from functools import partial
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from uuid import UUID
 
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import with_remedy
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import (
-    Blocked,
-    Checkpoint,
-    CheckpointChange,
     CommitUnknown,
-    DeadLetter,
     FeedWrite,
     FenceOutcome,
     FenceRequest,
-    Judge,
     Preview,
-    Replayed,
-    Superseded,
     Target,
     Unusable,
     Written,
-    anybody,
 )
-from feedq.sinks.catalog import Catalog
-from feedq.sinks.checkpoints import LastCommit, decide, strangers
+from feedq.sinks.checkpoints import LastCommit, decide
+from feedq.sinks.fencing import Fencing
 from feedq.sinks.groupcommit import GroupCommit, GroupFailed, by_target
-from feedq.sinks.mapping import ColumnType
-from feedq.sinks.refusals import CONFLICTS_MAX, FailedAttempt, bisect
-from feedq.sinks.session import ErrorScope, SinkSession, parts
-from feedq.sinks.upkeep import change_checkpoint, checkpoints, dead_letters, drop, preview, replay
+from feedq.sinks.refusals import CONFLICTS_MAX
+from feedq.sinks.session import ErrorScope, SinkSession, application_name
+from feedq.sinks.upkeep import change_checkpoint, check, checkpoints, dead_letters, drop, preview, replay
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
-FENCED_AT_ONCE: Final = 1_000
-"""Bounds how long one fence holds the rows that it has already raised."""
-LOCK_POLL_S: Final = 0.02
-"""How often to look again at locks that the database does not wait for."""
-LOCKS_TRIED_MAX: Final = 40
-"""Attempts in vain at feeds that are locked one after another: enough to find one among a thousand, and no fence
-waits without end."""
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 MAKE_TABLES: Final = (
     "feedq's own tables could not be made; until this role has connected once, it needs CREATE on the schema"
 )
+
+
+def _on_session(
+    work: Callable[Concatenate[SinkSession, P], T],
+) -> Callable[Concatenate[TransactionalSink, P], T]:
+    """A method that does this on the session of its sink, and may be repeated."""
+
+    def method(self: TransactionalSink, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._do(lambda session: work(session, *args, **kwargs))
+
+    return method
 
 
 class TransactionalSink:
@@ -74,26 +69,25 @@ class TransactionalSink:
     """
 
     session_type: type[SinkSession]
-    catalog_type: ClassVar[type[Catalog]]
-    _engine: Engine
 
     def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
         self._url = url
         self._environment = environment
         self._worker_id = worker_id
         self._role = role
-        self._connected: tuple[SinkSession, Catalog] | None = None
+        self._engine = self.session_type.open(url, application_name(role, worker_id))
+        self._session: SinkSession | None = None
         self._locked: set[Target] = set()
         """Targets that could not be written when last tried, because of somebody's lock."""
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
-        def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
+        def fence(session: SinkSession) -> list[FenceOutcome]:
             targets = {request.target for request in requests}
             # A table that was taken away since is made anew, or complained about, before a feed starts.
-            catalog.refresh(targets)
-            wrong = catalog.problems(targets, create=True)
+            session.refresh(targets)
+            wrong = session.problems(targets, create=True)
             unusable: list[FenceOutcome] = [
                 Unusable(request.feed_id, request.epoch, wrong[request.target])
                 for request in requests
@@ -109,10 +103,10 @@ class TransactionalSink:
         groups = by_target(writes)
         was_refused, conflicts = False, 0
         while True:
-            session, catalog = self._connect()
+            session = self._connect()
             try:
                 return GroupCommit(
-                    session, catalog, briefly=briefly, locked=self._locked, was_refused=was_refused
+                    session, briefly=briefly, locked=self._locked, was_refused=was_refused
                 ).run(groups)
             except GroupFailed as failed:
                 last = failed.error
@@ -123,11 +117,11 @@ class TransactionalSink:
                 elif failed.scope is ErrorScope.CONFLICT and conflicts < CONFLICTS_MAX:
                     conflicts += 1
                     for target in failed.changed:
-                        catalog.forget(target)
+                        session.forget(target)
                 elif failed.is_the_sinks:
                     break
                 elif was_refused:
-                    # What the catalog knows may be what is wrong: it is read anew.
+                    # What is known of the targets may be what is wrong: they are inspected anew.
                     self.close()
                     return _postponed(writes, f"the commit failed: {failed}")
                 else:
@@ -150,7 +144,7 @@ class TransactionalSink:
     def settle(self, unknown: CommitUnknown) -> Written | None:
         backend = self._lost.get(unknown.commit_id)
 
-        def last_commits(session: SinkSession, _: Catalog) -> dict[int, LastCommit]:
+        def last_commits(session: SinkSession) -> dict[int, LastCommit]:
             if backend is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
                 session.end_session(backend)
@@ -165,74 +159,37 @@ class TransactionalSink:
         others = [worker_id for worker_id in worker_ids if worker_id != self._worker_id]
         if not others:
             return 0
-        return self._do(lambda session, _: session.end_workers(others))
-
-    def check(self, target: Target) -> str | None:
-        def check(_: SinkSession, catalog: Catalog) -> str | None:
-            if catalog.is_yet_to_be_made(target):
-                return catalog.why_unmakeable(target)
-            catalog.refresh([target])
-            return catalog.problems([target], create=False).get(target)
-
-        return self._do(check)
+        return self._do(lambda session: session.end_workers(others))
 
     def preview(self, write: FeedWrite) -> list[Preview]:
         try:
-            return self._do(lambda session, catalog: preview(session, catalog, write))
+            return self._do(partial(preview, write=write))
         finally:
-            # What the catalog has learnt was true inside a transaction that never happened.
+            # What the session has learnt about the target was true inside a transaction that never happened.
             self.close()
 
-    def dead_letters(
-        self,
-        feed: str | None = None,
-        *,
-        ids: Collection[int] = (),
-        after: int | None = None,
-        before: int | None = None,
-        limit: int = 50,
-    ) -> list[DeadLetter]:
-        return self._do(
-            lambda session, _: dead_letters(session, feed, ids=ids, after=after, before=before, limit=limit)
-        )
-
-    def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
-        return self._do(lambda session, catalog: replay(session, catalog.inspect(target), ids, judge))
-
-    def drop(self, ids: Collection[int], *, judge: Judge = anybody) -> int:
-        return self._do(lambda session, _: drop(session, ids, judge))
-
-    def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
-        return self._do(lambda session, _: checkpoints(session, feeds))
-
-    def change_checkpoint(self, change: CheckpointChange) -> None:
-        self._do(lambda session, _: change_checkpoint(session, change))
-
-    def add_columns(
-        self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
-    ) -> list[str]:
-        done: list[str] = []
-
-        def add(_: SinkSession, catalog: Catalog) -> None:
-            done[:] = catalog.add_columns(target, columns, dry_run=dry_run) or done
-
-        self._do(add)
-        return done
+    check = _on_session(check)
+    dead_letters = _on_session(dead_letters)
+    replay = _on_session(replay)
+    drop = _on_session(drop)
+    checkpoints = _on_session(checkpoints)
+    change_checkpoint = _on_session(change_checkpoint)
+    add_columns = _on_session(SinkSession.add_columns)
 
     def close(self) -> None:
         """End the session. The sink can be used again, and opens another one then."""
-        if self._connected is not None:
-            self._connected[0].close()
-        self._connected = None
+        if self._session is not None:
+            self._session.close()
+        self._session = None
 
     # -- private -------------------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[SinkSession, Catalog], T]) -> T:
+    def _do(self, work: Callable[[SinkSession], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
         for attempt in range(READ_ATTEMPTS_MAX):
-            session, catalog = self._connect()
+            session = self._connect()
             try:
-                done = work(session, catalog)
+                done = work(session)
                 session.rollback()
                 return done
             except session.errors as error:
@@ -252,14 +209,14 @@ class TransactionalSink:
                 raise
         raise self._unavailable(last) from last
 
-    def _connect(self) -> tuple[SinkSession, Catalog]:
+    def _connect(self) -> SinkSession:
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
-        if self._connected is not None and self._connected[0].is_broken:
+        if self._session is not None and self._session.is_broken:
             self.close()
         for attempt in range(READ_ATTEMPTS_MAX):
             try:
-                self._connected = self._connected or self._open()
-                return self._connected
+                self._session = self._session or self._open()
+                return self._session
             except self.session_type.errors as error:
                 last = error
                 if self.session_type.scope(error) is not ErrorScope.CONFLICT:
@@ -271,24 +228,23 @@ class TransactionalSink:
                 raise self._unavailable(error) from error
         raise self._unavailable(last) from last
 
-    def _open(self) -> tuple[SinkSession, Catalog]:
+    def _open(self) -> SinkSession:
         """A new session; feedq's own tables are there. Raises the session's errors, `SinkUnavailable`."""
         session = self.session_type(
             self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
         )
-        catalog = self.catalog_type(session)
         try:
             session.ensure_bookkeeping()
         except session.errors as error:
             if session.is_broken or session.scope(error) is not ErrorScope.TARGET:
                 session.close()
                 raise
-            self._connected = session, catalog
+            self._session = session
             raise self._unavailable(error, MAKE_TABLES) from error
         except BaseException:
             session.close()
             raise
-        return session, catalog
+        return session
 
     def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
         """The error for the caller; the session starts afresh, whatever state it was in."""
@@ -304,102 +260,12 @@ class TransactionalSink:
         return SinkUnavailable("; ".join(filter(None, [said, consequence, remedy])))
 
     def _remedy(self, error: Exception) -> str:
-        if self._connected is None:
+        if (session := self._session) is None:
             return ""
-        session = self._connected[0]
         session.rollback()
         with suppress(*session.errors):
             return "" if session.is_broken else session.remedy(error)
         return ""
-
-
-class Fencing:
-    """One call to `Sink.fence` on one session: raises the epoch of many checkpoints, and reads the cursors that
-    the predecessors left. Methods raise the session's errors.
-
-    Many feeds are fenced together, which waits for a predecessor's commit that is in flight. When that runs into a
-    lock for too long, the feeds that are not locked are fenced all the same, and of the others it is told whose
-    session is in the way. Locks are waited for once in a call, however many there are: hundreds of feeds that a
-    frozen worker left must not add up.
-    """
-
-    def __init__(self, session: SinkSession) -> None:
-        self._session = session
-        self._commit_id = uuid4()
-        """By which a checkpoint says that it was fenced here and now."""
-        self._outcomes: list[FenceOutcome] = []
-
-    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
-        deadline = time.monotonic() + lock_timeout_s
-        locked: list[FenceRequest] = []
-        for asked in parts(sorted(requests, key=lambda request: request.feed_id), FENCED_AT_ONCE):
-            part = self._without_strangers(asked)
-            if locked or not self._fence_together(part, lock_timeout_s):
-                locked += self._fence_around_locks(part)
-        while locked and (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(LOCK_POLL_S, left_s))
-            locked = [
-                request
-                for part in parts(locked, FENCED_AT_ONCE)
-                for request in self._fence_around_locks(part)
-            ]
-        return self._outcomes + self._blocked(locked)
-
-    def _without_strangers(self, requests: Sequence[FenceRequest]) -> Sequence[FenceRequest]:
-        """Leaves the feeds that may have the checkpoint that is there."""
-        known = self._session.possible_strangers(requests)
-        wrong = strangers(requests, known) if known else {}
-        self._outcomes += [
-            Unusable(r.feed_id, r.epoch, wrong[r.feed_id]) for r in requests if r.feed_id in wrong
-        ]
-        return [request for request in requests if request.feed_id not in wrong] if wrong else requests
-
-    def _fence_together(self, requests: Sequence[FenceRequest], lock_timeout_s: float) -> bool:
-        """Fence them all; False when one of them stayed locked, and then none is fenced."""
-        if not requests:
-            return True
-        raised = self._session.raise_epochs(requests, self._commit_id, lock_timeout_s=lock_timeout_s)
-        if raised is None:
-            return False
-        self._outcomes += raised.values()
-        self._refused([request for request in requests if request.feed_id not in raised])
-        return True
-
-    def _refused(self, requests: Sequence[FenceRequest]) -> None:
-        """Say why the sink refused these epochs."""
-        if not requests:
-            return
-        known = self._session.last_commits([request.feed_id for request in requests], lock=False)
-        for request in requests:
-            last = known.get(request.feed_id)
-            self._outcomes.append(
-                # Also when the epochs are equal: the control database has forgotten one, and gave it out twice.
-                Superseded(request.feed_id, request.epoch, last.epoch)
-                if last is not None and last.epoch >= request.epoch
-                # Somebody removed the checkpoint by hand just now: the next try makes a new one.
-                else Blocked(request.feed_id, request.epoch, None)
-            )
-
-    def _fence_around_locks(self, requests: Sequence[FenceRequest]) -> list[FenceRequest]:
-        """Fence those that nobody has locked; returns the others."""
-        held = set(self._session.find_locked([request.feed_id for request in requests]))
-        free = [request for request in requests if request.feed_id not in held]
-
-        def attempt(part: Sequence[FenceRequest]) -> FailedAttempt | None:
-            # Since they were looked at some were locked, or are being inserted at this moment.
-            done = self._fence_together(part, self._session.brief_lock_timeout_s)
-            return None if done else FailedAttempt("locked")
-
-        locked, left = bisect(free, attempt, failures_max=LOCKS_TRIED_MAX)
-        held |= {request.feed_id for request in (*(request for request, _ in locked), *left)}
-        return [request for request in requests if request.feed_id in held]
-
-    def _blocked(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:
-        """Says whose session is in the way."""
-        if not requests:
-            return []
-        holders = self._session.holders([request.feed_id for request in requests])
-        return [Blocked(request.feed_id, request.epoch, holders.get(request.feed_id)) for request in requests]
 
 
 def _postponed(writes: Sequence[FeedWrite], why: str) -> Written:

@@ -26,25 +26,36 @@ from feedq.sinks.base import (
     Preview,
     Replayed,
     SuspectRecord,
+    Target,
+    anybody,
+    parts,
 )
-from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
 from feedq.sinks.copytext import UnreadableRecord
+from feedq.sinks.plan import TargetPlan
 from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetLanding
-from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
+from feedq.sinks.session import AnswerLost, SinkSession, parameter
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
 d = dead_letter.c
 
 
+def check(session: SinkSession, target: Target) -> str | None:
+    """Why the target cannot work; None when it can. Writes nothing."""
+    if session.is_yet_to_be_made(target):
+        return session.why_unmakeable(target)
+    session.refresh([target])
+    return session.problems([target], create=False).get(target)
+
+
 def dead_letters(
     session: SinkSession,
-    feed: str | None,
+    feed: str | None = None,
     *,
-    ids: Collection[int],
-    after: int | None,
-    before: int | None,
-    limit: int,
+    ids: Collection[int] = (),
+    after: int | None = None,
+    before: int | None = None,
+    limit: int = 50,
 ) -> list[DeadLetter]:
     """Newest first, those ``before`` an id if one is given, or oldest first ``after`` an id."""
     wanted: list[ColumnElement[bool]] = []
@@ -61,8 +72,9 @@ def dead_letters(
     return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
 
-def replay(session: SinkSession, plan: TargetPlan, ids: Collection[int], judge: Judge) -> Replayed:
+def replay(session: SinkSession, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
     """Raises `InvalidInput` when the target cannot work, `SinkUnavailable` when the answer was lost."""
+    plan = session.inspect(target)
     session.begin_for_person()
     letters = _lock(session, ids)
     records = [SuspectRecord.of_dead_letter(letter, plan.target) for letter in letters]
@@ -81,7 +93,7 @@ def replay(session: SinkSession, plan: TargetPlan, ids: Collection[int], judge: 
     return Replayed(len(landed), refused)
 
 
-def drop(session: SinkSession, ids: Collection[int], judge: Judge) -> int:
+def drop(session: SinkSession, ids: Collection[int], *, judge: Judge = anybody) -> int:
     """Returns how many there were. Raises `SinkUnavailable` when the answer was lost."""
     session.begin_for_person()
     dropped = _delete(session, ids)
@@ -90,24 +102,20 @@ def drop(session: SinkSession, ids: Collection[int], judge: Judge) -> int:
     return dropped
 
 
-def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Preview]:
+def preview(session: SinkSession, write: FeedWrite) -> list[Preview]:
     """Land each record by itself in a transaction that is rolled back. Raises `InvalidInput`.
 
-    What the catalog knows afterwards was true inside that transaction only.
+    What the session knows of the target afterwards was true inside that transaction only.
     """
     target = write.target
     try:
-        if catalog.is_yet_to_be_made(target):
-            plan, lands = catalog.imagine(target)
+        if session.is_yet_to_be_made(target):
+            plan, lands = session.imagine(target)
         else:
-            plan, lands = catalog.inspect(target), True
+            plan, lands = session.inspect(target), True
             session.begin_for_person()
         with _explained(session):
-            return [
-                _preview(plan, SuspectRecord(write, batch, record), lands=lands)
-                for batch in write.batches
-                for record in batch.split()
-            ]
+            return [_preview(plan, suspect, lands=lands) for suspect in SuspectRecord.of_writes([write])]
     finally:
         session.rollback()
 
@@ -185,7 +193,7 @@ def _commit(session: SinkSession, consequence: str) -> None:
 c = checkpoint.c
 
 
-def checkpoints(session: SinkSession, feeds: Collection[str] | None) -> list[Checkpoint]:
+def checkpoints(session: SinkSession, feeds: Collection[str] | None = None) -> list[Checkpoint]:
     """Reads the checkpoints of feeds of these names, or all, by name."""
     if feeds is None:
         return session.find_checkpoints()

@@ -257,7 +257,7 @@ def test_a_cursor_comes_back_digit_for_digit(harness: Harness, cursor: bytes) ->
 
 @of_every_kind
 def test_many_feeds_are_told_apart_at_once(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedq.sinks.transactional.FENCED_AT_ONCE", 50)
+    monkeypatch.setattr("feedq.sinks.fencing.FENCED_AT_ONCE", 50)
     one, two, numbers = Installation(harness), Installation(harness), range(1, 121)
     one.sink.fence([one.feed(n, f"f/{n}").asked for n in numbers], lock_timeout_s=PATIENCE_S)
     ours = [two.feed(10_000 + n, f"f/{n if n % 2 else -n}").asked for n in numbers]

@@ -168,7 +168,7 @@ def test_columns_that_cannot_be_added_are_told_and_hold_up_nothing(
     harness: PostgresSinkHarness | SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = DriftingFeed(harness, Drift.ADD, adds_columns=True)
-    monkeypatch.setattr("feedq.sinks.catalog.FILLED_MAX", 0)
+    monkeypatch.setattr("feedq.sinks.session.FILLED_MAX", 0)
     assert feed.write(lines(order(1, price=1))).landed == {(1, 1): 1}
     assert "may have 0: map some there" in feed.watch.news()[FAULT]
     with pytest.raises(InvalidInput, match="does not exist"):

@@ -317,7 +317,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets how long a group commit waits for a lock."""
 
     def wait_at_most(seconds: float) -> None:
-        monkeypatch.setattr("feedq.sinks.postgresql_session.PostgresSinkSession.lock_timeout_s", seconds)
+        monkeypatch.setattr("feedq.sinks.postgresql.PostgresSession.lock_timeout_s", seconds)
 
     wait_at_most(0.05)
     return wait_at_most

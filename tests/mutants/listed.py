@@ -334,8 +334,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/contract/test_sink_tables.py",): (
         (
             "a table that has changed is written as it was",
-            "if changed := self._catalog.find_changed(targets):",
-            "if False and (changed := self._catalog.find_changed(targets)):",
+            "if changed := self._session.find_changed(targets):",
+            "if False and (changed := self._session.find_changed(targets)):",
         ),
     ),
     ("tests/contract/test_sink_checkpoints.py",): (

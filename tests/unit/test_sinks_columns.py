@@ -26,7 +26,7 @@ from feedq.sinks.copyplan import DefaultRows
 from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check, chunks, row_of, texts_of_row
 from feedq.sinks.copytext import encoded as encoded_around
 from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, Otherwise, sources_of
-from feedq.sinks.postgresql_session import driver_url
+from feedq.sinks.postgresql import driver_url
 from feedq.sinks.session import application_name, worker_of
 from feedq.sinks.target_table import Column, column_sources
 from tests.records import as_line, csv_records, json_records, spoiled

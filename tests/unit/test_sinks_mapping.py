@@ -18,7 +18,7 @@ from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import OnConflict, Target, parse_sink, target_of, why_nowhere
 from feedq.sinks.field_watch import _decoder
 from feedq.sinks.mapping import SEPARATORS_MAX, ColumnSource, Origin, Otherwise, flattened, sources_of
-from feedq.sinks.postgresql import problem, why_not_in_postgresql, why_unfit
+from feedq.sinks.postgresql import PostgresSession, why_unfit
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
@@ -30,6 +30,8 @@ from feedq.sinks.target_table import (
     misdeclared,
     written_columns,
 )
+
+problem = PostgresSession.judge
 
 JSON = ConnectorOptions()
 
@@ -310,7 +312,7 @@ def test_what_the_database_fills_in_need_not_be_mapped() -> None:
     ],
 )
 def test_a_declaration_can_be_wrong_by_itself(target: Target, words: str) -> None:
-    why = misdeclared(target, lambda table: why_not_in_postgresql(table.schema, table.name))
+    why = misdeclared(target, PostgresSession.why_reserved)
     assert why is not None
     assert words in why
 
@@ -363,8 +365,9 @@ def test_a_declaration_names_neither_tables_of_feedq_nor_a_catalog(table: str) -
 
 def test_postgresql_keeps_every_schema_whose_name_begins_as_its_own_do() -> None:
     for schema in ("pg_catalog", "pg_toast", "pg_temp_7", "pg_toast_temp_7", "information_schema"):
-        assert "kept by the database" in str(why_not_in_postgresql(schema, "landed"))
-    assert why_not_in_postgresql(None, "pg_things") is why_not_in_postgresql("PG_UPPER", "landed") is None
+        assert "kept by the database" in str(PostgresSession.why_reserved(TableName(schema, "landed")))
+    for name in (TableName(None, "pg_things"), TableName("PG_UPPER", "landed")):
+        assert PostgresSession.why_reserved(name) is None
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,18 @@ does: a trigger may put something in its place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Column, MetaData, Table, false, insert, null, select
+from sqlalchemy import Column, MetaData, Table, insert
 
 from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
-from feedq.sinks.catalog import TargetPlan
-from feedq.sinks.copytext import ColumnRows, UnreadableRecord, chunks, encoded, texts_of_row
+from feedq.sinks.copytext import UnreadableRecord, chunks, encoded, texts_of_row
+from feedq.sinks.plan import TargetPlan
 from feedq.sinks.sql.column_values import Conversion, Unfit
-from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.target_table import TableShape, written_columns
+from feedq.sinks.target_table import TableShape
+
+if TYPE_CHECKING:
+    from feedq.sinks.sql.session import SqlSession
 
 ROWS_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024
@@ -35,8 +37,7 @@ class InsertPlan(TargetPlan):
     def __init__(self, session: SqlSession, target: Target, shape: TableShape) -> None:
         """Raises `Unfit` for a constant that its column does not take."""
         super().__init__(session, target, shape)
-        self._names = names = written_columns(target, shape.columns)
-        columns = {name: shape.columns[name] for name in names}
+        columns = {name: shape.columns[name] for name in self.columns}
         self._conversions: Mapping[str, Conversion] = {
             name: session.conversion(column.own_type, is_json=column.type == "json")
             for name, column in columns.items()
@@ -46,14 +47,13 @@ class InsertPlan(TargetPlan):
             for name, column in columns.items()
             if column.not_null and session.bends_null(column.own_type)
         )
-        self._rows = ColumnRows(target, shape.columns)
-        self._table = table = Table(
+        table = Table(
             shape.name,
             MetaData(),
-            *(Column(name, self._conversions[name].bound) for name in names),
+            *(Column(name, self._conversions[name].bound) for name in self.columns),
             schema=shape.schema,
         )
-        replaced = names if target.on_conflict is OnConflict.UPDATE else ()
+        replaced = self.columns if target.on_conflict is OnConflict.UPDATE else ()
         self._insert = (
             session.upsert(table, target.key, lambda new: {name: new[name] for name in replaced})
             if target.key
@@ -62,12 +62,9 @@ class InsertPlan(TargetPlan):
         self._done = 0
         """Rows of the last `land` that were in the statements before the last one."""
 
-    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
-        return dict(zip(self._names, self._rows.texts(*suspect), strict=True))
-
     def _values(self, texts: Sequence[str | None]) -> Values:
         values: Values = {}
-        for name, text in zip(self._names, texts, strict=True):
+        for name, text in zip(self.columns, texts, strict=True):
             if text is not None:
                 try:
                     values[name] = self._conversions[name].convert(text)
@@ -87,14 +84,10 @@ class InsertPlan(TargetPlan):
             self._done += len(part)
         return dead
 
-    def land_nothing(self) -> None:
-        none = select(*[null().label(name) for name in self._names]).where(false())
-        self.session.execute(self._table.insert().from_select(list(self._names), none))
-
     def _rows_of(self, writes: Sequence[FeedWrite], dead: list[DeadRecord]) -> Iterator[tuple[Values, int]]:
         """The rows, each with the size of its record. Records that cannot be converted go to ``dead``."""
         for chunk in chunks(writes):
-            for spans, rows in encoded(chunk, self._rows.rows, dead):
+            for spans, rows in encoded(chunk, self.rows.rows, dead):
                 suspects = (SuspectRecord(*span[:2], record) for span in spans for record in span.records)
                 for suspect, row in zip(suspects, rows.decode().split("\n"), strict=False):
                     try:

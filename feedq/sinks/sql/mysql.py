@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import URL, Insert, Inspector, Select, Table, text, types
 from sqlalchemy.dialects import mysql as dialect
 from sqlalchemy.dialects.mysql import insert
-from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from feedq.connectors.wire.dialing import keep_alive
 from feedq.sinks.base import FeedWrite
@@ -163,7 +163,7 @@ class MySqlSession(SqlSession):
     def refused_commit(self, error: Exception) -> bool:
         return isinstance(error, DBAPIError) and _code(error) in REFUSED_COMMITS
 
-    def row_of(self, error: SQLAlchemyError) -> int | None:
+    def row_of(self, error: Any) -> int | None:
         said = str(getattr(error, "orig", ""))
         return number_after(" at row ", said[said.rfind(" at row ") :])
 
@@ -177,12 +177,12 @@ class MySqlSession(SqlSession):
             found = found.with_hint(checkpoint, "FORCE INDEX (PRIMARY)", name)
         return found
 
-    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+    def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
         bounded = lock_timeout_s > 0 and self._is_mariadb
         if bounded:
             self.run(f"SET SESSION max_statement_time = {lock_timeout_s:f}")
         try:
-            super()._fence(rows, lock_timeout_s=lock_timeout_s)
+            super().fence(rows, lock_timeout_s=lock_timeout_s)
         finally:
             if bounded and not self.is_broken:
                 self.run(f"SET SESSION max_statement_time = {STATEMENT_TIMEOUT_S}")

@@ -1,5 +1,5 @@
-"""What sessions with MariaDB, MySQL and SQLite have in common: the hot statements of the ledger, and what they say
-of tables and columns."""
+"""What sessions with MariaDB, MySQL and SQLite have in common: the hot statements of the ledger, and tables as
+SQLAlchemy reflects them."""
 
 from __future__ import annotations
 
@@ -8,38 +8,97 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from sqlalchemy import URL, ColumnCollection, Insert, Inspector, Table, and_, case, false, or_, tuple_
+from sqlalchemy import (
+    URL,
+    ColumnCollection,
+    Engine,
+    Insert,
+    Inspector,
+    NullPool,
+    Table,
+    and_,
+    case,
+    create_engine,
+    false,
+    inspect,
+    make_url,
+    or_,
+    tuple_,
+    types,
+)
 from sqlalchemy.engine.interfaces import ReflectedColumn
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.types import TypeEngine
 
 from feedq.core.model import FeedKey
-from feedq.sinks.base import FeedWrite
-from feedq.sinks.session import SinkSession, c, parts
-from feedq.sinks.sql.column_values import Conversion
-from feedq.sinks.table_definitions import checkpoint, utc_now
-from feedq.sinks.target_table import TableName
+from feedq.core.passwords import mask_url
+from feedq.errors import InvalidInput
+from feedq.sinks.base import SYSTEM, FeedWrite, Target, parts
+from feedq.sinks.plan import TargetPlan
+from feedq.sinks.session import SinkSession, c
+from feedq.sinks.sql.column_values import Conversion, is_binary
+from feedq.sinks.sql.insertplan import InsertPlan
+from feedq.sinks.table_definitions import checkpoint, made_table, utc_now
+from feedq.sinks.target_table import Column, TableName, TableShape, Types, written_columns
 
 NewValues = Callable[[ColumnCollection[str, Any]], Mapping[str, Any]]
 """What a row whose key is there already gets, by column, from the row that was to be inserted."""
 CHECKPOINT_KEY: Final = ("environment", "feed_id")
 
 
+WHOLE_INDEX_ONLY: Final = ("_where", "_length")
+"""Options of an index that covers some rows only, or the beginnings of values."""
+TEXT: Final = ("text",)
+PAYLOAD_TYPES: Final[Types] = {
+    "json": ("text", "json"),
+    "csv": TEXT,
+    "text": TEXT,
+    "bytes": ("bytes", "any type"),
+}
+"""By record format."""
+KINDS: Final = {
+    types.String: "text",
+    types.Integer: "integer",
+    types.DateTime: "date and time",
+    types.NullType: "any type",
+}
+"""By SQLAlchemy's class of types. SQLite's columns without a type hold anything."""
+
+
 class SqlSession(SinkSession):
     """A session whose rows are inserted, with values converted to the types of their columns."""
 
+    plan_type = InsertPlan
+    head_types = (TEXT, ("integer",), ("date and time",))
+    payload_types = PAYLOAD_TYPES
     driver: ClassVar[str]
     """The one that is tested."""
     upserts_by_key: ClassVar[bool] = True
     """Whether `upsert` looks at the key that it is given, and at no other."""
 
     @classmethod
+    def open(cls, url: str, name: str) -> Engine:
+        sink, parsed = f"sink {mask_url(url)}", parsed_url(url)
+        scheme, _, driver = parsed.drivername.partition("+")
+        if driver not in ("", cls.driver):
+            raise InvalidInput(f"{sink}: feedq speaks to it by {cls.driver} only: write {scheme}://…")
+        try:
+            return create_engine(
+                parsed.set(drivername=f"{scheme}+{cls.driver}"),
+                poolclass=NullPool,
+                connect_args=cls.connect_args(parsed),
+                isolation_level="AUTOCOMMIT",
+                hide_parameters=True,
+            )
+        except ModuleNotFoundError:
+            raise InvalidInput(f"{sink}: the driver is not installed: pip install {cls.driver}") from None
+        except ArgumentError as error:
+            raise InvalidInput(f"{sink}: {mask_url(str(error))}") from None
+
+    @classmethod
     @abstractmethod
     def connect_args(cls, url: URL) -> dict[str, Any]:
         """What bounds the driver's waits. Raises `InvalidInput` for a URL that leads to no database."""
-
-    def row_of(self, error: SQLAlchemyError) -> int | None:
-        """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
-        return None
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
@@ -81,7 +140,7 @@ class SqlSession(SinkSession):
         # its own, which UPDATE cannot do. What is not changed is only there since it may not be NULL.
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _advanced), rows)
 
-    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+    def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _raised), rows)
 
     @classmethod
@@ -90,6 +149,73 @@ class SqlSession(SinkSession):
         """An INSERT that changes a row whose key is there already, or leaves it alone if ``change`` is empty."""
 
     # -- targets -------------------------------------------------------------------------------------
+
+    @classmethod
+    def judge(cls, target: Target, shape: TableShape | None) -> str | None:
+        if (why := super().judge(target, shape)) or shape is None or cls.upserts_by_key:
+            return why
+        return _other_key(target, shape)
+
+    def imagine(self, target: Target) -> tuple[TargetPlan, bool]:
+        # Not every database makes tables in a transaction: records are only read and converted.
+        table = made_table(target)
+        dialect = self.connection.dialect
+        columns = {
+            column.name: _column(column.type.dialect_impl(dialect), not_null=not column.nullable)
+            for column in table.c
+        }
+        return self.plan_type(self, target, TableShape(table.schema, table.name, columns)), False
+
+    def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
+        if not targets:
+            return {}
+        self.set_lock_timeout(self.lock_timeout_s)
+        # One for all of them: it remembers what it has asked the database.
+        inspector = inspect(self.connection)
+        found = {target: self._shape(inspector, target) for target in targets}
+        return {target: shape for target, shape in found.items() if shape is not None}
+
+    def fingerprints(self, shapes: Sequence[TableShape]) -> Sequence[Any]:
+        return [self.fingerprint(TableName(shape.schema, shape.name)) for shape in shapes]
+
+    def _shape(self, inspector: Inspector, target: Target) -> TableShape | None:
+        """None when there is no such table."""
+        name = TableName.parse(target.table)
+
+        def unfit(why: str | None) -> str | None:
+            return why and f"table {target.table!r} {why}"
+
+        if self.is_system(name, inspector.default_schema_name):
+            return TableShape(name.schema, name.name, {}, unfit=unfit(SYSTEM))
+        if not inspector.has_table(name.name, schema=name.schema):
+            return None
+        if name.name in inspector.get_view_names(schema=name.schema):
+            return TableShape(name.schema, name.name, {}, unfit=unfit("is a view: name a table"))
+        fingerprint = self.fingerprint(name)
+        described = inspector.get_columns(name.name, schema=name.schema)
+        json_columns = self.json_columns(name)
+        primary = inspector.get_pk_constraint(name.name, schema=name.schema)["constrained_columns"]
+        own = self.own_columns(described, primary)
+        columns: dict[str, Column] = {}
+        for column in described:
+            is_numbered = _is_numbered(column) or column["name"] in own
+            columns[column["name"]] = _column(
+                column["type"],
+                is_json=column["name"] in json_columns,
+                not_null=not column["nullable"],
+                has_default=column.get("default") is not None or is_numbered,
+                generated="computed" in column or bool(column.get("identity", {}).get("always")),
+            )
+        whole, has_partial = _unique_keys(inspector, name, primary)
+        return TableShape(
+            name.schema,
+            name.name,
+            columns,
+            whole,
+            unfit(self.unfit_table(inspector, name)),
+            has_other_unique=has_partial,
+            fingerprint=fingerprint,
+        )
 
     @classmethod
     @abstractmethod
@@ -123,6 +249,18 @@ class SqlSession(SinkSession):
         return False
 
 
+def parsed_url(url: str) -> URL:
+    """Raises `InvalidInput`."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        # From None: what SQLAlchemy says of a URL that it cannot read may quote the password.
+        raise InvalidInput(
+            f"sink {mask_url(url)}: SQLAlchemy cannot read this URL; special characters in user name and password "
+            "must be percent-encoded"
+        ) from None
+
+
 def _advanced(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:
     """A checkpoint after a commit."""
     return {
@@ -144,3 +282,66 @@ def _raised(new: ColumnCollection[str, Any]) -> Mapping[str, Any]:
         **{name: new[name] for name in ("feed", "feed_uuid", "installation", "commit_id", "owner", "epoch")},
     }
     return {name: case((raises, value), else_=old[name]) for name, value in values.items()}
+
+
+def _other_key(target: Target, shape: TableShape) -> str | None:
+    """Why the database might take another unique index for the key of the target; None when it cannot."""
+    written = set(written_columns(target, shape.columns))
+    # Numbers that the database gives out itself cannot be there already.
+    others = [key for key in shape.unique_keys - {frozenset(target.key)} if key & written]
+    if not target.key or not (others or shape.has_other_unique):
+        return None
+    named = ", ".join(f"({', '.join(sorted(key))})" for key in others) or "over parts of values"
+    return (
+        f"table {target.table!r} has another unique index, {named}, and ON DUPLICATE KEY UPDATE would take it for "
+        "sink.key: drop it, or leave sink.key out"
+    )
+
+
+def _unique_keys(
+    inspector: Inspector, name: TableName, primary: Sequence[str]
+) -> tuple[frozenset[frozenset[str]], bool]:
+    """Returns the keys of a table, and whether it has unique indexes besides that cover it in part."""
+    whole: set[frozenset[str]] = {frozenset(primary)} if primary else set()
+    indexes = [index for index in inspector.get_indexes(name.name, schema=name.schema) if index["unique"]]
+    partial = [index for index in indexes if not _is_whole(index)]
+    whole |= {frozenset(index["column_names"]) for index in indexes if index not in partial}  # type: ignore[arg-type] # whole ones have names
+    for constraint in inspector.get_unique_constraints(name.name, schema=name.schema):
+        if not constraint.get("duplicates_index"):
+            whole.add(frozenset(constraint["column_names"]))
+    return frozenset(whole), bool(partial)
+
+
+def _column(
+    column_type: TypeEngine[Any],
+    *,
+    not_null: bool,
+    is_json: bool = False,
+    has_default: bool = False,
+    generated: bool = False,
+) -> Column:
+    if is_json or isinstance(column_type, types.JSON):
+        kind = "json"
+    elif is_binary(column_type):
+        kind = "bytes"
+    else:
+        kind = next((name for known, name in KINDS.items() if isinstance(column_type, known)), "other")
+    return Column(
+        kind,
+        repr(column_type),
+        not_null=not_null,
+        has_default=has_default,
+        generated=generated,
+        own_type=column_type,
+    )
+
+
+def _is_numbered(column: ReflectedColumn) -> bool:
+    return column.get("autoincrement") is True or "identity" in column
+
+
+def _is_whole(index: Mapping[str, Any]) -> bool:
+    options = index.get("dialect_options", {})
+    return all(index["column_names"]) and not any(
+        value is not None for option, value in options.items() if option.endswith(WHOLE_INDEX_ONLY)
+    )
