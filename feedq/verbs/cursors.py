@@ -16,19 +16,17 @@ in the history a change that did not happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from feedq.connectors import base as connectors
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.authorship import not_own, own_tenant
 from feedq.core.differences import Action, Change
 from feedq.core.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor, TargetState
 from feedq.core.roles import AccessRole
@@ -36,7 +34,7 @@ from feedq.core.values import DEFAULT_ZONE, parse_moment_near
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound, SinkUnavailable
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
 from feedq.sinks.checkpoints import check_cursor, owner_of
-from feedq.verbs.registry import At, Expected, NameArgument, Past, verb
+from feedq.verbs.registry import At, Expected, NameArgument, OpenSink, Past, verb
 
 
 class CursorVerb(StrEnum):
@@ -201,7 +199,7 @@ def adopt_checkpoint(
     with sink_of(at, feed) as sink:
         old = to_adopt(sink, feed, number=number, force=force)
         if not dry_run:
-            give(sink, feed, old, partial(require_still_own, at, name))
+            give(sink, feed, old, still_own(at, name))
     if not dry_run:
         at.store.feeds.restart(name)
     return Adopted(name, owner_of(old), dry_run)
@@ -213,28 +211,25 @@ def checkpoint_of(sink: Sink, feed: Feed) -> Checkpoint | None:
     return next((one for one in known if one.feed_uuid == feed.identity.feed), None)
 
 
-@contextmanager
-def sink_of(at: At, feed: Feed) -> Iterator[Sink]:
+def sink_of(at: At, feed: Feed) -> AbstractContextManager[Sink]:
     """A session with the sink of a feed. Raises `SinkUnavailable`, `InvalidInput`."""
-    with at.open_sink(parse_sink(feed.spec.sink).name) as sink:
-        yield sink
+    return at.open_sink(parse_sink(feed.spec.sink).name)
 
 
-def require_still_own(at: At, name: str) -> None:
-    """Raises `Forbidden` unless the feed is still the caller's.
+def still_own(at: At, name: str) -> Judge:
+    """Judges within the sink's transaction whether a feed is the caller's: it may have changed hands since it was
+    looked at."""
 
-    Asked within the sink's transaction: the feed may have changed hands since it was looked at.
-    """
-    if own_tenant() not in (None, at.store.feeds.get(name).spec.tenant):
-        raise not_own(f"feed {name!r}")
+    def judge() -> None:
+        at.own_feed(name)
+
+    return judge
 
 
 # -- checkpoints of namesakes --------------------------------------------------------------------------
 
 
 T = TypeVar("T")
-OpenSink = Callable[[str], AbstractContextManager[Sink]]
-"""Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
 
 
 def to_adopt(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = False) -> Checkpoint:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -20,7 +19,7 @@ from feedq.errors import Conflict, InvalidInput, NotFound, SinkUnavailable
 from feedq.sinks.base import AddsColumns, DeadLetter, Sink, target_of_feed
 from feedq.sinks.mapping import ColumnType, Drift
 from feedq.telemetry.event_names import EventKind
-from feedq.verbs.cursors import require_still_own, sink_of
+from feedq.verbs.cursors import sink_of, still_own
 from feedq.verbs.registry import At, Cursor, Expected, Limit, NameArgument, Page, page_of, page_place, verb
 
 ID_MAX: Final = 2**63 - 1
@@ -104,7 +103,7 @@ def replay_dead_letters(
     Each lands once, however often this is repeated; what is refused again stays.
     """
     feed, found = at.own_feed(name, expected), Replayed(name, dry_run=dry_run)
-    judge, are_left = partial(require_still_own, at, name), True
+    judge, are_left = still_own(at, name), True
     target = target_of_feed(feed.spec)
     with sink_of(at, feed) as sink:
         chosen = _parts(sink, name, ids, all)
@@ -142,7 +141,7 @@ def drop_dead_letters(
 ) -> Dropped:
     """Delete dead letters for good: those with these ids, or all."""
     feed, dropped, are_left = at.own_feed(name, expected), 0, True
-    judge = partial(require_still_own, at, name)
+    judge = still_own(at, name)
     with sink_of(at, feed) as sink:
         chosen = _parts(sink, name, ids, all)
         if dry_run:
@@ -217,7 +216,7 @@ class DriftDocument:
 @verb("GET /feeds/{name}/drift")
 def show_drift(at: At, *, name: NameArgument) -> DriftDocument:
     """Fields of a feed's records that no column takes."""
-    feed = at.live_feed(name)
+    feed = at.feed(name)
     view = at.store.feeds.view(name)
     with sink_of(at, feed) as sink:
         return _drift_of(view, _added(sink, view, dry_run=True), applied=False)

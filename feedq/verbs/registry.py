@@ -18,6 +18,7 @@ import binascii
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime
 from importlib import import_module
@@ -29,6 +30,7 @@ from typing import (
     Final,
     Generic,
     ParamSpec,
+    TypeAlias,
     TypeVar,
     get_origin,
     get_type_hints,
@@ -46,10 +48,12 @@ from feedq.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     from feedq.control.store.postgresql import PostgresStore
     from feedq.settings import Settings
-    from feedq.verbs.cursors import OpenSink
+    from feedq.sinks.base import Sink
 
 P = ParamSpec("P")
 T = TypeVar("T")
+OpenSink: TypeAlias = "Callable[[str], AbstractContextManager[Sink]]"
+"""Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
 Told = Callable[[int, int | None], object]
 """Hears how many are done so far, of how many; None where nobody knows."""
 
@@ -164,14 +168,12 @@ class At:
             raise no_feed(name)
         return found
 
-    def live_feed(self, name: str) -> Feed:
-        """The feed of that name, which is not being removed. Raises `NotFound`."""
-        return _live(self.feed(name))
-
     def own_feed(self, name: str, expected: str | None = None) -> Feed:
         """The feed of that name, to change it. Raises `NotFound`, `Forbidden` for another tenant's, and `Outdated`
         unless it is of the version that the ETag ``expected`` says."""
-        found = _live(self.store.feeds.get(name))
+        found = self.store.feeds.get(name)
+        if found.removed_at is not None:
+            raise NotFound(f"feed {name!r} is being removed")
         self.caller.require_tenant(found.spec.tenant, f"feed {name!r}")
         require_version(f"feed {name!r}", found.version, version_of(expected))
         return found
@@ -205,12 +207,6 @@ class At:
                 f"this chooses more than {CHOSEN_MAX:,} feeds; do it in parts, by match for example"
             )
         return found
-
-
-def _live(feed: Feed) -> Feed:
-    if feed.removed_at is not None:
-        raise NotFound(f"feed {feed.name!r} is being removed")
-    return feed
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from kombu.exceptions import KombuError
 
 from feedq.celery.broker import bounded_options, is_redis
 from feedq.control.store import migrate
-from feedq.control.store.database import POSTGRESQL_MIN, SETTING, driver_options, psycopg2_dsn
+from feedq.control.store.database import POSTGRESQL_MIN, SETTING, connect
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text
 from feedq.errors import FeedqError
@@ -32,6 +32,8 @@ from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, unreachab
 from feedq.verbs.wording import counted
 
 CLOCK_DIFFERENCE_MAX_S = 1.0
+DOCTOR = "feedq-doctor"
+"""The name of its sessions."""
 WAIT_S = 2.0
 """How long a notification or the release of a lock may take before it counts as lost."""
 LOCK_CLASS = 0x_FEED_FF
@@ -46,8 +48,8 @@ DIRECT = "connect feedq to PostgreSQL directly, or through a pooler that pools b
 def check_database(url: str, *, workers: int) -> Iterator[Check]:
     """All checks of the control database; if it cannot be reached, the first one says so and is the last."""
     try:
-        first, second = _connect(url), _connect(url)
-    except (psycopg2.Error, FeedqError) as error:
+        first, second = (connect(url, application_name=DOCTOR) for _ in range(2))
+    except FeedqError as error:
         yield unreachable("database", url, error, setting=SETTING)
         return
     with closing(first), closing(second):
@@ -61,12 +63,6 @@ def check_database(url: str, *, workers: int) -> Iterator[Check]:
             yield _session_locks(first, second)
         except psycopg2.Error as error:
             yield fail("database", f"a check broke off: {mask_url(driver_text(error))}", DIRECT)
-
-
-def _connect(url: str) -> Any:
-    connection = psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))
-    connection.autocommit = True
-    return connection
 
 
 def _one(connection: Any, sql: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
@@ -223,14 +219,14 @@ def check_broker(url: str) -> Iterator[Check]:
 
 def _reachable(url: str) -> Check:
     try:
-        with connect(url) as connection:
+        with _broker(url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # whatever a transport raises, the broker is not reachable
         return unreachable("broker", url, error, setting="FEEDQ_BROKER_URL")
     return ok("broker", mask_url(url))
 
 
-def connect(url: str) -> Any:
+def _broker(url: str) -> Any:
     """A connection that waits for its server no longer than `TIMEOUT_S` at a time."""
     return Connection(url, connect_timeout=TIMEOUT_S, transport_options=bounded_options(url, TIMEOUT_S))
 
@@ -238,7 +234,7 @@ def connect(url: str) -> Any:
 def _messages(url: str) -> Check:
     """Send one message as `stream_feed` is sent, and take it back."""
     sent = {"feed_id": 1, "epoch": 1, "text": "ä"}
-    with connect(url) as connection:
+    with _broker(url) as connection:
         try:
             received = _there_and_back(connection, sent)
         except (*connection.connection_errors, *connection.channel_errors, KombuError, Empty) as error:
@@ -273,14 +269,11 @@ def _there_and_back(connection: Any, sent: Any) -> Any:
 
 def _redis(url: str) -> Check:
     """A broker that evicts keys loses queues. What a restart loses does no harm: reconcile sends it again."""
-    if url.startswith("redis+socket://"):
-        url = url.replace("redis+socket://", "unix://").replace("virtual_host=", "db=")
     try:
-        with closing(
-            redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
-        ) as client:
-            config = {str(key): str(value) for key, value in client.config_get("maxmemory*").items()}
-    except (redis.RedisError, ValueError) as error:
+        with _broker(url) as connection:
+            found = connection.default_channel.client.config_get("maxmemory*")
+            config = {str(key): str(value) for key, value in found.items()}
+    except (redis.RedisError, KombuError) as error:
         return not_checked(
             EVICTION,
             f"the broker's settings cannot be read: {mask_url(driver_text(error))}",

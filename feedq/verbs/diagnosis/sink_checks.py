@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import psycopg2
 
 from feedq.control.store.database import SETTING as CONTROL_DATABASE
-from feedq.control.store.database import driver_options, psycopg2_dsn
+from feedq.control.store.database import connect
 from feedq.control.store.feed_listing import SinkUse
 from feedq.core.model import Feed
 from feedq.core.passwords import mask_url
@@ -22,7 +22,7 @@ from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, target_
 from feedq.sinks.checkpoints import owner_of
 from feedq.sinks.target_table import quoted
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, unreachable, warn
-from feedq.verbs.diagnosis.server_checks import too_old
+from feedq.verbs.diagnosis.server_checks import DOCTOR, too_old
 from feedq.verbs.wording import NAMED_MAX, counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
@@ -128,7 +128,7 @@ def _check_sink(name: str, settings: Settings, *, feeds: int) -> Check:
     title, detail = f"sink {name}", f"{counted(feeds, 'feed')}, {mask_url(url)}"
     try:
         if url.startswith(("postgresql", "postgres:")):
-            with closing(psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))) as connection:
+            with closing(connect(url, application_name=DOCTOR)) as connection:
                 return _permissions(title, connection, detail=detail)
         # Of another kind: whether it answers, and lets feedq keep its tables there.
         made = load_sink(url)(url, environment="feedq-doctor", worker_id=uuid4(), role="doctor")
