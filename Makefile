@@ -6,12 +6,13 @@ VENV := .venv
 RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PROPERTIES = $(shell grep -l hypothesis tests/unit/test_*.py tests/live/test_*.py)
+SBOM_TOOLS := 'cyclonedx-bom>=7,<8' 'pip-licenses>=5,<6'
 FAST_TESTS := $(wildcard tests/repository tests/unit tests/live tests/scenarios tests/simulation)
 
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help venv run test thorough simulate mutants peers screenshots check bench house docs clean
+.PHONY: help venv run test thorough simulate mutants peers screenshots check bench house docs package sbom image clean
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
@@ -25,6 +26,9 @@ help:
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
 	@echo 'make house    how large the code is, room by room, and which names in it stand twice'
 	@echo 'make docs     write the generated tables of docs/reference anew'
+	@echo 'make package  build the sdist and the wheel into dist, and check them'
+	@echo 'make sbom     what a feedq without extras is made of, and its licences, into dist (CycloneDX and Markdown)'
+	@echo 'make image    build the image; needs a Docker engine'
 	@echo 'make venv     only build .venv'
 	@echo 'make clean    delete .venv, caches and build products'
 	@echo
@@ -73,12 +77,33 @@ house: $(INSTALLED)
 docs: $(INSTALLED)
 	@$(RUN)/python docs/reference/generate.py
 
+package: $(INSTALLED)
+	@$(RUN)/python -m build --no-isolation --outdir dist .
+	@$(RUN)/twine check --strict dist/feedq-*
+
+# The tools stay out of .venv, and feedq's dependencies have an environment without anything else.
+sbom:
+	@mkdir -p dist
+	@$(PYTHON) -m venv --clear build/sbom/tools
+	@$(PYTHON) -m venv --clear --without-pip build/sbom/feedq
+	@build/sbom/tools/bin/pip install --quiet $(SBOM_TOOLS)
+	@build/sbom/tools/bin/pip --python build/sbom/feedq/bin/python install --quiet -c constraints.txt .
+	@build/sbom/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/feedq.cdx.json \
+	  build/sbom/feedq/bin/python
+	@build/sbom/tools/bin/pip-licenses --python build/sbom/feedq/bin/python --format markdown --with-urls \
+	  --output-file dist/licences.md
+
+image:
+	docker build --tag feedq .
+	docker run --rm feedq feedq --version
+
 # What `feedq up` keeps in .feedq is data, not a build product: it stays.
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find feedq tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The stamp comes last, so that a build that was interrupted is done again.
+# The stamp comes last, so that a build that was interrupted is done again. Not compiled: of what is here most is not
+# imported, and that takes a third of the time.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "feedq needs Python 3.11 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)" >&2; \
@@ -89,6 +114,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  uv pip install --quiet --python $(RUN)/python -c constraints.txt -e '.[dev]'; \
 	else \
 	  { $(RUN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV); } && \
-	  $(RUN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	  $(RUN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'; \
 	fi
 	@touch $@

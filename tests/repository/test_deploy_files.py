@@ -1,12 +1,14 @@
-"""Procfile, Dockerfile, docker-compose.yml, Makefile and constraints.txt agree with the package."""
+"""The files for Docker, ECS, Kubernetes, systemd and Procfiles agree with the package, and with each other."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import re
 import shlex
 import tomllib
 from itertools import chain
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,13 +19,15 @@ from flower.options import options as flower_options
 
 from feedq.cli import main as feedq_command
 from feedq.control.store.grants import Role
+from feedq.core.model import Reason
 from feedq.settings import Settings
+from feedq.verbs.diagnosis.fleet_checks import Overview
+from feedq.verbs.fleet import FleetData
+from tests import platforms
+from tests.platforms import DESCRIBED, PROCFILE, ROOT, Described
 
-ROOT = Path(__file__).parents[2]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = ("release", "worker", "jobs", "beat", "api", "flower")
-PROCFILE = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
+SERVICES: dict[str, dict[str, Any]] = platforms.COMPOSE["services"]
+PROCESSES = platforms.described()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -71,16 +75,123 @@ def test_the_procfile_runs_commands_that_exist(process: str) -> None:
     check(shlex.split(PROCFILE[process]))
 
 
-@pytest.mark.parametrize("service", [*OURS, "roles", "cli"])
-def test_compose_runs_commands_that_exist(service: str) -> None:
-    check(SERVICES[service]["command"])
+def of(name: str) -> dict[str, Described]:
+    """A process on each platform that has it."""
+    return {p.platform: p for p in PROCESSES if p.process == name}
 
 
-@pytest.mark.parametrize("service", [*OURS, "roles", "cli"])
-def test_compose_sets_variables_that_exist(service: str) -> None:
+@pytest.mark.parametrize("process", [p for p in PROCESSES if p.command[0] != "sh"], ids=str)
+def test_a_platform_runs_commands_that_exist(process: Described) -> None:
+    check(process.command)
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
+def test_a_platform_sets_variables_that_exist(process: Described) -> None:
     known = {f"FEEDQ_{name.upper()}" for name in Settings.model_fields}
-    named = {name for name in SERVICES[service].get("environment", {}) if name.startswith("FEEDQ_")}
+    named = {name for name in [*process.env, *process.secret] if name.startswith("FEEDQ_")}
     assert {name.partition("__")[0] for name in named} <= known
+
+
+@pytest.mark.parametrize("name", [*platforms.SERVICES, "release"])
+def test_every_platform_has_every_process_and_stops_it_alike(name: str) -> None:
+    found = of(name)
+    assert set(found) == set(DESCRIBED)
+    programs = {
+        tuple(w for w in p.command if not w.startswith(("--", "-n", "worker", "jobs%")))
+        for p in found.values()
+    }
+    assert len(programs) == 1
+    graces = {p.grace_s for p in found.values()}
+    assert len(graces) == 1, graces
+    if name in ("worker", "jobs"):
+        (grace_s,) = graces
+        assert grace_s is not None
+        assert grace_s >= Settings.model_fields["job_drain_s"].default + 10, "a job, and its last words"
+        assert grace_s <= 120, "Fargate's longest"
+
+
+@pytest.mark.parametrize("process", [p for p in PROCESSES if p.process in platforms.SERVICES], ids=str)
+def test_ports_and_health_checks_are_those_of_the_process(process: Described) -> None:
+    if process.platform == "systemd":
+        return
+    ports = {word.partition("=")[2] for word in process.command if word.startswith("--port=")}
+    if process.process in ("worker", "jobs", "beat"):
+        variable = "FEEDQ_BEAT_METRICS_PORT" if process.process == "beat" else "FEEDQ_METRICS_PORT"
+        ports = {process.env[variable]}
+        assert process.env["FEEDQ_METRICS_HOST"] == "0.0.0.0"
+    (port,) = ports
+    assert process.port in (int(port), None)
+    paths = {"flower": {"/healthcheck"}, "api": {"/healthz"}}.get(process.process, {"/healthz", "/readyz"})
+    assert process.health
+    assert process.health <= {f":{port}{path}" for path in paths}
+
+
+@pytest.mark.parametrize("process", [p for p in PROCESSES if p.process in ("worker", "jobs")], ids=str)
+def test_a_worker_may_open_a_file_for_each_feed_and_a_hundred_more(process: Described) -> None:
+    # A node of Kubernetes says how many its containers may open: a million, as a rule.
+    if process.platform != "kubernetes":
+        assert process.files is not None
+        assert process.files >= 500 + 100
+
+
+def secret_maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("secret", platforms.DEPLOY / "secret.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_the_secret_has_what_the_templates_take_and_the_passwords_open_the_urls() -> None:
+    maker = secret_maker()
+    assert set(maker.ROLES) == {*map(str, Role), "sink_default"} - {Role.READER}
+    made = maker.secret(database="db:5432/feedq", admin="postgres:x", broker="redis://b")
+    for platform in ("ecs", "kubernetes"):
+        taken = {key for p in PROCESSES if p.platform == platform for key in p.secret.values()}
+        assert taken == set(made), platform
+    for role in map(str, Role):
+        if url := made.get(f"{role.upper()}_DATABASE_URL"):
+            assert (
+                url
+                == f"postgresql://feedq_{role}:{made[f'FEEDQ_ROLE_PASSWORDS__{role.upper()}']}@db:5432/feedq"
+            )
+    assert made["FEEDQ_ROLE_PASSWORDS__SINK_DEFAULT"] in made["SINK_URL"]
+
+
+@pytest.mark.parametrize("platform", ["ecs", "kubernetes"])
+def test_each_process_has_the_role_that_compose_gives_it(platform: str) -> None:
+    roles = {
+        p.process: p.secret["FEEDQ_DATABASE_URL"].removesuffix("_DATABASE_URL").lower()
+        for p in PROCESSES
+        if p.platform == platform
+    }
+    assert roles.pop("status", "beat") == "beat"
+    of_compose = {
+        p.process: p.secret["FEEDQ_DATABASE_URL"].partition("//")[2].partition(":")[0].removeprefix("feedq_")
+        for p in PROCESSES
+        if p.platform == "compose" and p.process != "cli"
+    }
+    assert roles == of_compose | {"roles": "admin"}
+    sinks = {p.process for p in PROCESSES if p.platform == platform and "FEEDQ_SINKS__DEFAULT" in p.secret}
+    assert sinks == {"worker", "jobs", "api"}
+
+
+def test_the_fleet_is_scaled_on_numbers_that_feedq_status_prints() -> None:
+    resources = platforms.template()["Resources"].values()
+    filters = [r["Properties"] for r in resources if r["Type"] == "AWS::Logs::MetricFilter"]
+    read = {one["MetricTransformations"][0]["MetricValue"]: one["FilterPattern"] for one in filters}
+    assert read == {value: f"{{ {value} = * }}" for value in read}
+    assert set(read) == {"$.numbers.held", "$.numbers.capacity", f"$.numbers.waiting.{Reason.NO_CAPACITY}"}
+    assert "numbers" in {f.name for f in dataclasses.fields(FleetData)}
+    assert {"held", "capacity", "waiting"} <= {f.name for f in dataclasses.fields(Overview)}
+
+
+def test_kustomize_finds_every_file() -> None:
+    for file in platforms.MANIFESTS.glob("**/kustomization.yaml"):
+        said = yaml.safe_load(file.read_text())
+        assert set(said["resources"]) == {f.name for f in file.parent.glob("*.yaml")} - {file.name}
+        assert all((file.parent / place / file.name).exists() for place in said.get("components", ()))
 
 
 def test_compose_gives_each_process_a_role_and_lets_the_superuser_make_them_only() -> None:
@@ -130,6 +241,7 @@ def test_compose_publishes_on_the_loopback_address_only(service: str) -> None:
 def test_compose_takes_every_password_from_the_environment(service: str) -> None:
     values = {k: str(v) for k, v in SERVICES[service].get("environment", {}).items()}
     secret = {k: v for k, v in values.items() if "PASSWORD" in k or "AUTH" in k or "URL" in k}
+    secret.pop("HEALTH_URL", None)
     assert all(re.search(r"\$\{\w+:\?", value) for value in secret.values())
 
 
@@ -156,19 +268,13 @@ def test_every_dependency_is_pinned_by_the_constraints(package: str) -> None:
     assert package in pins()
 
 
-GRACE = re.compile(
-    r"terminationGracePeriodSeconds`?:? (?:to )?(\d+)|stopTimeout` of the container to (\d+)|TimeoutStopSec=(\d+)"
-    r"|stop_grace_period: (\d+)s   # its feeds"
-)
+GRACE = re.compile(r"terminationGracePeriodSeconds`?:? (?:to )?(\d+)|stopTimeout` of the container to (\d+)")
 
 
-def test_a_worker_is_given_the_same_time_to_stop_on_every_platform() -> None:
-    pages = {path: path.read_text() for path in [*ROOT.glob("docs/**/*.md"), ROOT / "docker-compose.yml"]}
+def test_pages_say_the_time_that_a_worker_is_given_to_stop() -> None:
     said = {
-        (path.name, int(next(filter(None, found.groups()))))
-        for path, text in pages.items()
-        for found in GRACE.finditer(text)
+        (path.name, int(found[1] or found[2]))
+        for path in ROOT.glob("docs/**/*.md")
+        for found in GRACE.finditer(path.read_text())
     }
-    assert {name for name, _ in said} == {"autoscale.md", "deploy.md", "docker-compose.yml"}
-    (grace_s,) = {seconds for _, seconds in said}
-    assert grace_s >= Settings.model_fields["job_drain_s"].default + 10, "a job, and its last words"
+    assert {seconds for _, seconds in said} == {of("worker")["compose"].grace_s}
