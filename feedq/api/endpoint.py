@@ -44,7 +44,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs.registry import At, Verb, check_names, encode, load
-from feedq.verbs.wording import printable
+from feedq.verbs.wording import printable_lines
 
 JSON_TYPE: Final = "application/json"
 PROBLEM_TYPE: Final = "application/problem+json"
@@ -330,5 +330,5 @@ def problem_of(error: Exception) -> Problem:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         return Problem(status.phrase, status, UNEXPECTED, status.name)
     status = HTTPStatus(next(number for kind, number in STATUSES if isinstance(error, kind)))
-    detail = "\n".join(map(printable, mask_url(str(error)).split("\n")))
+    detail = printable_lines(mask_url(str(error)))
     return Problem(status.phrase, status, detail, type(error).__name__)

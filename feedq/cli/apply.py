@@ -71,14 +71,7 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
 @options.yes
 @options.changes
 def apply(
-    invocation: Invocation,
-    *,
-    files: Sequence[str],
-    prune: bool,
-    adopt: bool,
-    tenant: str | None,
-    dry_run: bool,
-    yes: bool,
+    invocation: Invocation, *, prune: bool, adopt: bool, dry_run: bool, yes: bool, **which: Any
 ) -> None:
     """Make feeds, schedules and queues as the manifests declare them.
 
@@ -93,7 +86,7 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    with _asking(files, prune=prune, tenant=tenant) as asked:
+    with _asking(prune=prune, **which) as asked:
         is_asked = prune and not (yes or dry_run)
 
         def question(would: declarations.Declared) -> str | None:
@@ -114,7 +107,7 @@ def apply(
 @file_option
 @click.option("--prune", is_flag=True, help="Also what would be removed because it is not declared.")
 @tenant_option
-def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: str | None) -> None:
+def diff(invocation: Invocation, **which: Any) -> None:
     """Show what `feedq apply` would change, and change nothing.
 
     Exit status: 0 all is as declared, 1 something differs, 2 it could not be found out.
@@ -124,7 +117,7 @@ def diff(invocation: Invocation, *, files: Sequence[str], prune: bool, tenant: s
       feedq diff -f feeds/
     """
     try:
-        with _asking(files, prune=prune, tenant=tenant) as asked:
+        with _asking(**which) as asked:
             found = invocation.do(declarations.declare, **asked, dry_run=True)
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
@@ -167,7 +160,7 @@ def schema(invocation: Invocation) -> None:
 
 
 @contextmanager
-def _asking(files: Sequence[str], *, prune: bool, tenant: str | None) -> Iterator[dict[str, Any]]:
+def _asking(*, files: Sequence[str], prune: bool, tenant: str | None) -> Iterator[dict[str, Any]]:
     """What the files declare, as arguments of the verb; for a block that does it.
 
     The verb checks the options of what changes. Only where it finds some wrong is every mistake looked for here,

@@ -5,6 +5,7 @@ done to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Final
 
@@ -86,7 +87,8 @@ def await_feeds(
         return view.status is model.Status.STREAMING and view.lease.generation >= (done.generation or 0)
 
     def still_left() -> list[str]:
-        views = {view.feed.name: view for view in _named(invocation, list(left))}
+        which = selection.Selection(names=tuple(left), removing=True)
+        views = {view.feed.name: view for view in listed(invocation, feeds.list_feeds, which)}
         for name in list(left):
             if is_removal if name not in views else has_come(views[name], left[name]):
                 del left[name]
@@ -106,11 +108,13 @@ def await_feeds(
     )
 
 
-def _named(invocation: Invocation, names: Sequence[str]) -> Iterator[model.FeedView]:
-    """The feeds of these names that there are, some at a time."""
-    for start in range(0, len(names), NAMES_AT_ONCE):
-        part = selection.Selection(names=tuple(names[start : start + NAMES_AT_ONCE]), removing=True)
-        yield from invocation.pages(feeds.list_feeds, select=part)
+def listed(
+    invocation: Invocation, function: Callable[..., Any], select: selection.Selection, **asked: Any
+) -> Iterator[Any]:
+    """The items that a verb lists of the feeds that are chosen, some names at a time."""
+    for start in range(0, len(select.names) or 1, NAMES_AT_ONCE):
+        part = replace(select, names=select.names[start : start + NAMES_AT_ONCE])
+        yield from invocation.pages(function, select=part, **asked)
 
 
 def none_match(invocation: Invocation, then: str = "") -> str:

@@ -47,15 +47,7 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would ha
 @options.waits()
 @options.changes
 def cursor(
-    invocation: Invocation,
-    *,
-    verb: str,
-    name: str,
-    cursor: str | None,
-    records: int | None,
-    to: str | None,
-    to_start: bool,
-    **how: Any,
+    invocation: Invocation, *, verb: str, name: str, cursor: str | None, to_start: bool, **asked: Any
 ) -> None:
     """Where a feed stands in its source, and how to have it go on from elsewhere, while it runs.
 
@@ -74,12 +66,12 @@ def cursor(
     elif verb == "set":
         if cursor is None:
             raise click.UsageError("say which CURSOR the feed is to go on after")
-        _change(invocation, name, {"change": cursors.CursorVerb.SET, "cursor": read_cursor(cursor)}, **how)
-    elif (records is not None) + (to is not None) + to_start != 1:
+        _change(invocation, name, change=cursors.CursorVerb.SET, cursor=read_cursor(cursor), **asked)
+    elif (asked["records"] is not None) + (asked["to"] is not None) + to_start != 1:
         raise click.UsageError("say one of --records, --to and --to-start")
     else:
         change = cursors.CursorVerb.RESET if to_start else cursors.CursorVerb.REWIND
-        _change(invocation, name, {"change": change, "records": records, "to": to}, **how)
+        _change(invocation, name, change=change, **asked)
 
 
 def _show_cursor(invocation: Invocation, name: str) -> None:
@@ -95,14 +87,7 @@ def _show_cursor(invocation: Invocation, name: str) -> None:
 
 
 def _change(
-    invocation: Invocation,
-    name: str,
-    asked: dict[str, Any],
-    *,
-    dry_run: bool,
-    yes: bool,
-    wait: bool,
-    timeout_s: float,
+    invocation: Invocation, name: str, *, dry_run: bool, yes: bool, wait: bool, timeout_s: float, **asked: Any
 ) -> None:
     done = invocation.do_confirmed(
         cursors.change_cursor,
@@ -150,14 +135,7 @@ def _shown(cursor: model.JSON) -> str:
 @options.waits(WAIT_S)
 @options.changes
 def backfill(
-    invocation: Invocation,
-    *,
-    verb: str,
-    name: str | None,
-    begin: str | None,
-    wait: bool,
-    timeout_s: float,
-    **limits: Any,
+    invocation: Invocation, *, verb: str, name: str | None, wait: bool, timeout_s: float, **asked: Any
 ) -> None:
     """Land the records from one cursor to another again, beside the live stream, which goes on.
 
@@ -183,10 +161,10 @@ def backfill(
     elif verb == "cancel":
         ended = invocation.do(backfills.cancel_backfill, name=name)
         answer(invocation, ended, f"backfill of {name} cancelled; {ended.records:,} records have landed")
-    elif begin is None:
+    elif asked["begin"] is None:
         raise click.UsageError("say where it begins: --from is missing")
     else:
-        made = invocation.do(backfills.begin_backfill, name=name, begin=begin, **limits)
+        made = invocation.do(backfills.begin_backfill, name=name, **asked)
         if wait and made.status != "planned":
             made = _await_end(invocation, made, timeout_s=timeout_s)
         _answer_begun(invocation, made)

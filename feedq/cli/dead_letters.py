@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -19,22 +20,15 @@ TEXT_WIDTH = 60
 
 
 @options.command("dead-letters", short_help="Records that the database refused: list, replay, drop.")
-@options.has_verbs(list="name ids limit", replay="name ids all_", drop="name ids all_ yes")
+@options.has_verbs(list="name ids limit", replay="name ids all", drop="name ids all yes")
 @click.argument("name")
 @click.argument("ids", nargs=-1, type=click.IntRange(1, 2**63 - 1), metavar="[ID]...")
-@click.option("--all", "all_", is_flag=True, help="All of the feed's, instead of naming each.")
+@click.option("--all", is_flag=True, help="All of the feed's, instead of naming each.")
 @options.limit(50)
 @options.yes
 @options.changes
 def dead_letters(
-    invocation: Invocation,
-    *,
-    verb: str,
-    name: str,
-    ids: Sequence[int],
-    all_: bool,
-    limit: int,
-    yes: bool,
+    invocation: Invocation, *, verb: str, name: str, ids: tuple[int, ...], limit: int, yes: bool, **which: Any
 ) -> None:
     """Records that the database refused, kept in the feed's sink with the reason.
 
@@ -51,7 +45,7 @@ def dead_letters(
       feedq feed dead-letters drop acme/orders 17 --yes
     """
     if verb == "replay":
-        _replay(invocation, name, ids, all_)
+        _replay(invocation, name, ids=ids, **which)
     elif verb == "drop":
         with invocation.progress("records dropped"):
             dropped = invocation.do_confirmed(
@@ -59,8 +53,8 @@ def dead_letters(
                 lambda tried: f"Delete {tried.dropped:,} refused records of {name} for good?",
                 yes=yes,
                 name=name,
-                ids=tuple(ids),
-                all=all_,
+                ids=ids,
+                **which,
             )
         answer(invocation, dropped, f"{name}: {dropped.dropped} dropped")
     elif ids:
@@ -102,9 +96,9 @@ def _facts(letter: landing.DeadLetterDocument) -> list[details.Fact]:
     ]
 
 
-def _replay(invocation: Invocation, name: str, ids: Sequence[int], all_: bool) -> None:
+def _replay(invocation: Invocation, name: str, **which: Any) -> None:
     with invocation.progress("records tried"):
-        found = invocation.do(landing.replay_dead_letters, name=name, ids=tuple(ids), all=all_)
+        found = invocation.do(landing.replay_dead_letters, name=name, **which)
     lines = [f"{name}: {found.landed} landed, {len(found.refused)} refused again"]
     if found.passed_over:
         lines.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ import click
 from feedq.cli import options
 from feedq.cli.apply import declare, read_manifests
 from feedq.cli.assignments import assigned, split_words
-from feedq.cli.choosing import NAMES_AT_ONCE, chooses_feeds, none_match
+from feedq.cli.choosing import chooses_feeds, listed, none_match
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import ProgressLine, answer, say, write_difference
@@ -63,7 +63,8 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
             "which feeds? name them, or choose them by --tenant, --match or another option"
         )
     made: list[model.FeedSpec] = []
-    for before in _declared_feeds(invocation, select):
+    for one in listed(invocation, declarations.list_declared_feeds, select):
+        before: model.FeedSpec = one.declaration
         after = model.FeedSpec.valid(assigned(before.plain(), assignments, model.FeedSpec))
         if after.resume is not None:
             raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
@@ -81,16 +82,6 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
 
     # Whoever names feeds has said so already.
     _set(invocation, question, yes=yes or bool(names), feeds=tuple(made))
-
-
-def _declared_feeds(
-    invocation: Invocation, select: selection.Selection, *, with_cursors: bool = False
-) -> Iterator[model.FeedSpec]:
-    """The declarations of the feeds that are chosen, or of those that there are of the ones that are named."""
-    parts = range(0, len(select.names) or 1, NAMES_AT_ONCE)
-    for part in (replace(select, names=select.names[start : start + NAMES_AT_ONCE]) for start in parts):
-        for one in invocation.pages(declarations.list_declared_feeds, select=part, with_cursors=with_cursors):
-            yield one.declaration
 
 
 @options.command("edit")
@@ -302,8 +293,9 @@ def export(invocation: Invocation, *, select: selection.Selection, with_cursors:
 def _plain_feeds(
     invocation: Invocation, select: selection.Selection, line: ProgressLine, *, with_cursors: bool
 ) -> Iterable[dict[str, Any]]:
-    for done, entry in enumerate(_declared_feeds(invocation, select, with_cursors=with_cursors), 1):
-        yield entry.plain()
+    found = listed(invocation, declarations.list_declared_feeds, select, with_cursors=with_cursors)
+    for done, one in enumerate(found, 1):
+        yield one.declaration.plain()
         line(done)
 
 

@@ -248,7 +248,7 @@ def _act(
     with invocation.progress(f"feeds {what}"):
         acted = invocation.do(feeds.act_on_feeds, action=action, select=select, worker=target, count=count)
     require_some(invocation, acted)
-    if wait:
+    if wait and acted.done:
         await_feeds(invocation, action, acted.done, timeout_s=timeout_s)
     if acted.done or invocation.json:
         said = "moving" if action is feeds.FeedAction.MOVE and not wait else what
@@ -348,22 +348,18 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     default="10s",
     help="How long to wait for the connection and the records.",
 )
-@click.option("--cursor", help="Begin after this cursor instead of where the source begins.")
+@click.option(
+    "--cursor",
+    type=read_cursor,
+    metavar="TEXT",
+    help="Begin after this cursor instead of where the source begins.",
+)
 @click.option(
     "--infer",
     is_flag=True,
     help="Propose columns, types and how to cut records up, from the first of them, as a manifest.",
 )
-def feed_test(
-    invocation: Invocation,
-    *,
-    name: str,
-    path: Path | None,
-    records: int | None,
-    timeout_s: float,
-    cursor: str | None,
-    infer: bool,
-) -> None:
+def feed_test(invocation: Invocation, *, name: str, path: Path | None, infer: bool, **asked: Any) -> None:
     """Connect, show the first records and how they would land; import nothing.
 
     It runs here and not on a worker: secrets, network and installed connectors are those of this machine. The
@@ -379,14 +375,13 @@ def feed_test(
 
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
+    asked["records"] = asked["records"] or (100 if infer else 5)
     made = trial.try_feed(
         as_lines_of_text(spec) if infer else spec,
         invocation.settings,
         invocation.clock,
-        records=records or (100 if infer else 5),
-        timeout_s=timeout_s,
-        cursor=None if cursor is None else read_cursor(cursor),
         on_waiting=lambda why: click.echo(f"{wording.printable(why)} …", err=True),
+        **asked,
     )
     if infer:
         _propose(invocation, spec, made)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import takewhile
 from typing import Any
@@ -33,7 +33,6 @@ with lazily():
     from feedq.cli import tables
     from feedq.control.store import history
     from feedq.core import model
-    from feedq.telemetry import event_names
     from feedq.verbs import details, fleet, wording, workers
     from feedq.verbs.diagnosis import checks, fleet_checks
 
@@ -180,14 +179,7 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 @options.limit(1_000, "The newest so many.")
 @click.option("--follow", "follow_on", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 def events(
-    invocation: Invocation,
-    *,
-    since_s: float | None,
-    feed: str | None,
-    kinds: Sequence[event_names.EventKind],
-    tenant: str | None,
-    limit: int,
-    follow_on: bool,
+    invocation: Invocation, *, since_s: float | None, limit: int, follow_on: bool, **which: Any
 ) -> None:
     """The history of everything, oldest first: who got which feed, what failed, what people changed.
 
@@ -199,14 +191,12 @@ def events(
       feedq events --kind feed_paused --kind feed_edited --since 1d
       feedq events --feed acme/orders --follow
     """
-    if feed is not None and tenant is not None:
+    if which["feed"] is not None and which["tenant"] is not None:
         raise click.UsageError("--feed and --tenant exclude each other")
-    began = None
-    if since_s is None and feed is None:
+    if since_s is None and which["feed"] is None:
         since_s = SINCE_S
     if since_s is not None:
-        began = invocation.clock.now() - timedelta(seconds=since_s)
-    which: dict[str, Any] = {"feed": feed, "kinds": tuple(kinds), "tenant": tenant, "since": began}
+        which["since"] = invocation.clock.now() - timedelta(seconds=since_s)
     found = first(invocation.pages(fleet.list_events, **which), limit)[::-1]
     if follow_on:
         _follow(invocation, which, found)
@@ -330,7 +320,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     """
     view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.DRAIN)
     if wait:
-        with ProgressLine("feeds handed over", view.leases) as line:
+        with ProgressLine("feeds handed over") as line:
 
             def left() -> int:
                 # A worker that has left holds nothing.
@@ -338,7 +328,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
                 return sum(one.leases for one in views if one.worker.id == view.worker.id)
 
             def is_over(left: int) -> bool:
-                line(max(0, view.leases - left))
+                line(max(0, view.leases - left), view.leases)
                 return left == 0
 
             invocation.wait_for(

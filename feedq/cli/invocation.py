@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -52,7 +53,7 @@ class Form(StrEnum):
     JSON = "json"
 
 
-@dataclass(slots=True)
+@dataclass
 class Invocation:
     """Holds the state of one call of the command."""
 
@@ -64,8 +65,6 @@ class Invocation:
     """The API that is asked in the place of the database."""
     is_server_said: bool = False
     """Whether it was named on the command line, and so is meant for this command."""
-    _opened: postgresql.PostgresStore | None = None
-    _api: doing.ApiConnection | None = None
     _told: registry.Told | None = None
 
     @property
@@ -73,20 +72,16 @@ class Invocation:
         """Whether a document is printed and no text."""
         return self.form is Form.JSON
 
-    @property
+    @cached_property
     def settings(self) -> configuration.Settings:
+        """Those of the environment or, if it has none, of the `feedq up` that runs in this directory. Raises
+        `InvalidInput` when a server is to be asked."""
         self._require_database()
-        self._use_stack()
+        there = self.stack_dir
+        if there and "FEEDQ_DATABASE_URL" not in os.environ and (found := stack_settings(there)):
+            os.environ |= found
+            click.echo(f"(the feedq up that runs in {there.absolute()})", err=True)
         return configuration.settings()
-
-    def _use_stack(self) -> None:
-        """Take the settings of the `feedq up` that runs in this directory, unless the environment has some."""
-        directory, self.stack_dir = self.stack_dir, None
-        if directory is None or "FEEDQ_DATABASE_URL" in os.environ:
-            return
-        if settings := stack_settings(directory):
-            os.environ |= settings
-            click.echo(f"(the feedq up that runs in {directory.absolute()})", err=True)
 
     def _require_database(self) -> None:
         """Raises `InvalidInput` when a server is to be asked, for what no server does."""
@@ -113,10 +108,14 @@ class Invocation:
         arguments = verb.parse(given)
         if self.server is None:
             return verb.call(self.at(self._told), arguments)
-        if self._api is None:
-            self._api = doing.ApiConnection(self.server, doing.token_of())
-            click.get_current_context().call_on_close(self._api.close)
         return self._api.do(verb, arguments, self._told)
+
+    @cached_property
+    def _api(self) -> doing.ApiConnection:
+        assert self.server is not None
+        made = doing.ApiConnection(self.server, doing.token_of())
+        click.get_current_context().call_on_close(made.close)
+        return made
 
     def pages(
         self,
@@ -150,15 +149,14 @@ class Invocation:
 
     # -- what is done here ---------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def store(self) -> postgresql.PostgresStore:
         """The control database, which connects when first used. Raises `InvalidInput` when a server is to be
         asked."""
-        if self._opened is None:
-            url = self.settings.database_url.get_secret_value()
-            self._opened = postgresql.PostgresStore(url, application_name="feedq-cli")
-            click.get_current_context().call_on_close(self._opened.close)
-        return self._opened
+        url = self.settings.database_url.get_secret_value()
+        opened = postgresql.PostgresStore(url, application_name="feedq-cli")
+        click.get_current_context().call_on_close(opened.close)
+        return opened
 
     def keep_log_quiet(self) -> None:
         """The log, also that of libraries, goes to standard error, and only what a person should know.

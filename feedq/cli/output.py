@@ -70,7 +70,7 @@ def styled(text: str, word: str | None = None) -> str:
 
 def say(text: str, *, err: bool = False) -> None:
     """Writes lines of text that may come from elsewhere."""
-    click.echo("\n".join(map(wording.printable, text.split("\n"))), err=err)
+    click.echo(wording.printable_lines(text), err=err)
 
 
 def warn(text: str) -> None:
@@ -191,14 +191,14 @@ class ProgressLine:
     """Call it with how many are done; it shows itself after a second, on a terminal only. A context: it clears its
     line at the end."""
 
-    def __init__(self, what: str, total: int | None = None) -> None:
-        self._what, self._total = what, total
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._shows_at = time.monotonic() + SHOWN_AFTER_S
         self._is_shown = False
         self.may_show = sys.stderr.isatty()
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        now, total = time.monotonic(), total or self._total
+        now = time.monotonic()
         if self.may_show and now >= self._shows_at:
             self._shows_at, self._is_shown = now + EVERY_S, True
             of = "" if total is None else f" of {total:,}"

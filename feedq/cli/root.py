@@ -33,7 +33,9 @@ COLLECT_AFTER: Final = 100_000
 class Failed(click.ClickException):
     """Ends the command with a message."""
 
-    exit_code = 1
+    def __init__(self, message: str) -> None:
+        # It may quote what somebody else sent, which must not steer the terminal.
+        super().__init__(wording.printable_lines(message))
 
 
 class Refused(Failed):
@@ -97,10 +99,8 @@ class Root(Group):
                 raise
             why = f"`feedq {name}` needs the embedded servers: pip install 'feedq[embedded]' ({error})"
             raise Failed(why) from None
-        except InvalidInput as error:
-            raise Refused(said(str(error))) from error
         except FeedqError as error:
-            raise Failed(said(str(error))) from error
+            raise (Refused if isinstance(error, InvalidInput) else Failed)(str(error)) from error
 
 
 def _author() -> Author:
@@ -112,11 +112,6 @@ def _author() -> Author:
     except (KeyError, OSError):  # an account without a name
         who = f"uid {os.getuid()}"
     return Author(who, socket.gethostname())
-
-
-def said(message: str) -> str:
-    """Prints an error so that it cannot steer the terminal: it may quote what somebody else sent."""
-    return "\n".join(map(wording.printable, message.split("\n")))
 
 
 @click.group(

@@ -58,14 +58,7 @@ for _command in (set_schedules, edit_schedule):
 )
 @options.limit(1_000, "How many.")
 @click.option("--queues", is_flag=True, help="Instead, the job queues with their limits and depths.")
-def list_(
-    invocation: Invocation,
-    *,
-    prefix: str | None,
-    state: schedule_model.ScheduleState | None,
-    limit: int,
-    queues: bool,
-) -> None:
+def list_(invocation: Invocation, *, prefix: str | None, limit: int, queues: bool, **which: Any) -> None:
     """Schedules by name: when they fire next, and what became of the last run.
 
     With --queues: the job queues that have limits, or runs that wait or run. Limits stand in a manifest, under
@@ -80,7 +73,7 @@ def list_(
         empty = "no queue has limits, or runs that wait or run"
         answer_list(invocation, invocation.do(schedules.list_queues).items, tables.QUEUE_COLUMNS, empty=empty)
         return
-    found = invocation.pages(schedules.list_schedules, prefix=prefix or "", state=state)
+    found = invocation.pages(schedules.list_schedules, prefix=prefix or "", **which)
     columns = tables.schedule_columns(invocation.clock.now())
     empty = "no schedules; declare some with `feedq apply`"
     answer_list(invocation, first(found, limit, of="first"), columns, empty=empty)
@@ -169,9 +162,7 @@ def _utc(at: datetime) -> str:
     help="Only runs in this state; may be repeated.",
 )
 @options.limit(50)
-def runs(
-    invocation: Invocation, *, name: str | None, states: Sequence[schedule_model.RunState], limit: int
-) -> None:
+def runs(invocation: Invocation, *, name: str | None, limit: int, **which: Any) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
 
     RUN, the name of a schedule and the KEY of a run, is the correlation id, which stands in every log line of the
@@ -182,7 +173,7 @@ def runs(
     Example:
       feedq schedule runs acme/cleanup --state failed --state lost
     """
-    found = invocation.pages(schedules.list_runs, schedule=name, states=tuple(states))
+    found = invocation.pages(schedules.list_runs, schedule=name, **which)
     columns = tables.run_columns(invocation.clock.now(), of_one=name is not None)
     answer_list(invocation, first(found, limit), columns, empty="no runs")
 
@@ -222,17 +213,12 @@ def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
 
 
 def _act(
-    invocation: Invocation,
-    names: Sequence[str],
-    action: schedules.ScheduleAction,
-    done: str,
-    *,
-    until: str | None = None,
+    invocation: Invocation, names: Sequence[str], action: schedules.ScheduleAction, done: str, **how: Any
 ) -> None:
     """Does something to all schedules or, if it cannot be done to one of them, to none."""
     for dry_run in (True, False):
         acted = [
-            invocation.do(schedules.act_on_schedule, name=name, action=action, until=until, dry_run=dry_run)
+            invocation.do(schedules.act_on_schedule, name=name, action=action, dry_run=dry_run, **how)
             for name in dict.fromkeys(names)
         ]
     answer(invocation, acted, "\n".join(f"{one.name} {done}" for one in acted))
@@ -298,9 +284,9 @@ def trigger(
     *,
     name: str,
     assignments: Sequence[str],
-    key: str | None,
     wait: bool,
     timeout_s: float,
+    **asked: Any,
 ) -> None:
     """Run a schedule's job now, whatever its timing, even while it is paused; under its overlap policy.
 
@@ -311,8 +297,9 @@ def trigger(
     Example:
       feedq schedule trigger acme/cleanup kwargs.days=7 --key release-4.2 --wait
     """
-    arguments = _arguments(invocation, name, assignments) if assignments else {}
-    run = invocation.do(schedules.trigger_schedule, name=name, key=key, **arguments)
+    if assignments:
+        asked |= _arguments(invocation, name, assignments)
+    run = invocation.do(schedules.trigger_schedule, name=name, **asked)
     if not run.state.is_final and (unserved := invocation.do(schedules.show_schedule, name=name).unserved):
         tables.warn_unserved({name: unserved})
     if wait and not run.state.is_final:

@@ -203,7 +203,8 @@ def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) 
     from feedq.core.selection import Selection
     from feedq.local import demo
 
-    invocation, check = Invocation(_opened=store), demo.LandedCheck(_sink_url(stack))
+    invocation, check = Invocation(), demo.LandedCheck(_sink_url(stack))
+    invocation.store = store
     tallies: Mapping[str, demo.Tally] = {}
 
     def checked(view: FeedView) -> str | None:

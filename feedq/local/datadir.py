@@ -23,7 +23,6 @@ from feedq.errors import InvalidInput, Unavailable
 from feedq.local.process import free_port, is_free, server_account
 from feedq.local.server import FileLock, is_locked, make_data_dir, write_private
 
-DEFAULT = Path(".feedq")
 PORTS = ("postgres", "valkey", "flower", "source", "api")
 """What has a port, in the order in which ``--port-base`` counts."""
 

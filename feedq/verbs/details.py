@@ -14,7 +14,7 @@ from feedq.core.passwords import mask_url, masked
 from feedq.core.schedule.model import RunState
 from feedq.core.schedule.spec import is_secret
 from feedq.verbs import wording
-from feedq.verbs.wording import as_json, counted, duration, pairs, percent, printable, size
+from feedq.verbs.wording import as_json, counted, duration, pairs, percent, printable, printable_lines, size
 
 if TYPE_CHECKING:
     from feedq.verbs.feeds import FeedDocument
@@ -50,7 +50,7 @@ def declaration_text(declaration: Any) -> str:
     """What is declared, as a manifest would have it."""
     from feedq.verbs import documents  # which loads YAML; most commands show none
 
-    return "\n".join(map(printable, documents.dump(declaration).rstrip("\n").split("\n")))
+    return printable_lines(documents.dump(declaration).rstrip("\n"))
 
 
 def _moment(at: datetime | None, now: datetime) -> str | None:

@@ -37,6 +37,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same for lines of text, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def said(text: str) -> str:
     """What somebody else said, such as an error of a server: printable, and without passwords in URLs."""
     return printable(mask_url(text))

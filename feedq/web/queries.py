@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -33,14 +33,6 @@ ANSWERS_MAX = 64
 """Answers kept at a time; each may hold a page of feeds."""
 
 
-@dataclass(slots=True)
-class _Read:
-    """One question: its answer, perhaps still to come, and until when it is good, in the loop's time."""
-
-    answer: asyncio.Future[Any]
-    until: float = float("inf")
-
-
 class WebQueries:
     """Asks verbs for one Flower. To be used from one event loop."""
 
@@ -50,7 +42,8 @@ class WebQueries:
         self.endpoint = Endpoint.of(self.store, settings)
         self.calls = Calls()
         self.reads = Calls(timeout_s=READ_TIMEOUT_S)
-        self._known: dict[Hashable, _Read] = {}
+        self._known: dict[Hashable, asyncio.Future[Any]] = {}
+        """Answers that are kept, and those still to come, by their questions."""
 
     def at(self, caller: Caller) -> At:
         """Where verbs act for a caller."""
@@ -70,28 +63,31 @@ class WebQueries:
 
     async def read(self, question: Hashable, job: Callable[[], T]) -> T:
         """Returns what ``job`` finds, or has found lately for the same question. Raises as `Calls.call`."""
-        known = self._known.get(question)
-        if known is None or known.until <= asyncio.get_running_loop().time():
-            known = self._begin(question, job)
+        known = self._known.get(question) or self._begin(question, job)
         # Shielded: whoever gives up waiting does not take the answer from the others.
-        answer: T = await asyncio.shield(known.answer)
+        answer: T = await asyncio.shield(known)
         return answer
 
-    def _begin(self, question: Hashable, job: Callable[[], Any]) -> _Read:
+    def _begin(self, question: Hashable, job: Callable[[], Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        begun = _Read(asyncio.ensure_future(self.reads.call(job)))
-        self._known.pop(question, None)
-        self._known[question] = begun
-        while len(self._known) > ANSWERS_MAX:
+        begun = self._known[question] = asyncio.ensure_future(self.reads.call(job))
+        if len(self._known) > ANSWERS_MAX:
             del self._known[next(iter(self._known))]
 
-        def finish(answer: asyncio.Future[Any]) -> None:
-            now = loop.time()
-            failed = answer.cancelled() or answer.exception() is not None
-            begun.until = now if failed else now + max(KEPT_S, KEPT_TIMES * (now - began))
+        def forget() -> None:
+            if self._known.get(question) is begun:
+                del self._known[question]
 
-        begun.answer.add_done_callback(finish)
+        def keep(_: asyncio.Future[Any]) -> None:
+            failed = begun.cancelled() or begun.exception() is not None
+            kept_s = 0.0 if failed else max(KEPT_S, KEPT_TIMES * (loop.time() - began))
+            if kept_s:
+                loop.call_later(kept_s, forget)
+            else:
+                forget()
+
+        begun.add_done_callback(keep)
         return begun
 
 

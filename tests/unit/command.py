@@ -63,11 +63,7 @@ class FakeInvocation(Invocation):
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
         super().__init__(clock=clock or SystemClock(), stack_dir=None)
-        self._store, self._fleet, self._sinks = store, fleet, sinks
-
-    @property
-    def store(self) -> PostgresStore:
-        return self._store
+        self.store, self._fleet, self._sinks = store, fleet, sinks
 
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
@@ -78,13 +74,13 @@ class FakeInvocation(Invocation):
 
     def at(self, told: Told | None) -> At:
         there = SimpleNamespace(
-            feeds=self._store.feeds,
-            workers=self._store.workers,
-            jobs=self._store.jobs,
-            listing=self._store.listing,
+            feeds=self.store.feeds,
+            workers=self.store.workers,
+            jobs=self.store.jobs,
+            listing=self.store.listing,
             fleet_state=lambda: self._fleet or led(self.clock),
-            job_state=self._store.job_state,
-            scheduled_tasks=self._store.scheduled_tasks,
+            job_state=self.store.job_state,
+            scheduled_tasks=self.store.scheduled_tasks,
             now=self.clock.now,
         )
         caller = Caller("a test", AccessRole.ADMIN)

@@ -66,8 +66,8 @@ def test_progress_shows_itself_after_a_second_and_clears_its_line(
 ) -> None:
     passed_s = iter((0.0, 0.5, 2.0, 2.01))
     monkeypatch.setattr(time, "monotonic", lambda: next(passed_s))
-    with ProgressLine("feeds", total) as progress:
+    with ProgressLine("feeds") as progress:
         progress.may_show = True
         for done in (1, 5, 6):
-            progress(done)
+            progress(done, total)
     assert capsys.readouterr().err == f"\r{shown}\r"  # the rest is for terminals alone
