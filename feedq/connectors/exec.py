@@ -26,11 +26,10 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors import leash
 from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
-from feedq.connectors.record_options import CursorOptions, FramingOptions
+from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
-from feedq.core.model import JSON, Batch, known_as
+from feedq.core.model import JSON, Batch, Records, known_as
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.records.framing import Framed
 from feedq.records.template import CURSOR, NAME, Template, compile_template
 from feedq.secrets import Masker
 
@@ -188,7 +187,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOADER = ("LD_", "DYLD_")
 
 
-class ExecOptions(CursorOptions, FramingOptions):
+class ExecOptions(StreamOptions):
     """Options of a feed with ``connector: exec``."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -249,24 +248,18 @@ class ExecConnector:
             FeedMisconfigured: the program is not allowed, or a record is over the limit.
         """
         framer = self._options.stream_framer()
-        reader = self._options.cursor_reader
+        stream = self._options.record_stream(framer, self._context, where=self._program, cursor=cursor)
         child = self._start(cursor)
         try:
             self._context.on_connected()
             while data := self._receive(child):
-                framed = framer.push(data)
-                if framed:
-                    cursor = reader.after(framed, cursor) if reader is not None else cursor
-                    yield self._batch(framed, cursor)
-                if framed.is_last:
-                    raise self._options.refusal(framed, where=self._program, cursor=cursor)
+                yield from stream.take(data)
             if self._context.stopping.is_set():
                 return
             status = child.end(after_s=EXIT_S)
-            if status == 0 and framer.pending and (framed := framer.end(self._options.end_mark)):
-                # It ended well: so does its last record.
-                cursor = reader.after(framed, cursor) if reader is not None else cursor
-                yield self._batch(framed, cursor)
+            # It ended well: so does its last record.
+            rest = framer.end(self._options.end_mark) if status == 0 and framer.pending else Records()
+            yield from stream.batches(rest)
         finally:
             child.end()
         raise self._ended(status, child.last_words)
@@ -313,9 +306,6 @@ class ExecConnector:
                 f"{self._program}: runs, but has written nothing for {idle_timeout_s:g} s (source.idle_timeout_s)"
             )
         return data
-
-    def _batch(self, framed: Framed, cursor: JSON) -> Batch:
-        return framed.batch(cursor=cursor, received_at=self._context.clock.now())
 
     def _ended(self, status: int, last_words: str) -> SourceUnavailable:
         if status < 0:

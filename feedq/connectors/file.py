@@ -38,11 +38,11 @@ from zlib import crc32
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
+from feedq.connectors.reading import RecordStream
 from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.records.framing import Framed, Framer
 
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""
@@ -94,7 +94,7 @@ class FollowedFile:
         self.path = path
         self.inode = status.st_ino
         self._options = options
-        self._framer: Framer | _Done = options.stream_framer()
+        self.framer = options.stream_framer()
         self._read = 0
         """Bytes from its beginning that were read."""
         self._head = b""
@@ -103,7 +103,7 @@ class FollowedFile:
     @property
     def position(self) -> FileCursor:
         """Where the last record that was given back ends."""
-        offset = self._read - self._framer.pending
+        offset = self._read - self.framer.pending
         return FileCursor(self.inode, offset, crc32(self._head[:offset]))
 
     @property
@@ -114,7 +114,7 @@ class FollowedFile:
     @property
     def pending(self) -> int:
         """Bytes that were read of a record that is not complete yet."""
-        return self._framer.pending
+        return self.framer.pending
 
     def holds(self, position: FileCursor) -> bool:
         """Whether this is the file that a position is in, or a copy of it."""
@@ -139,7 +139,7 @@ class FollowedFile:
     def go_to(self, offset: int) -> None:
         """Read from there; to be called before anything else was read."""
         if offset:
-            self._framer = self._options.framer()
+            self.framer = self._options.framer()
         self._read = offset
         self._head = self._beginning(min(offset, HEAD_BYTES))
 
@@ -154,17 +154,14 @@ class FollowedFile:
             # One record from the beginning, or one too large to be any.
             self.go_to(size if begin > 0 else 0)
 
-    def read(self, ends_at: int | None = None) -> Framed | None:
-        """What has been added since, a part at a time; None at the end, for now, or at the end of what is
+    def read(self, ends_at: int | None = None) -> bytes:
+        """What has been added since, a part at a time; nothing at the end, for now, or at the end of what is
         wanted."""
         size = min(os.fstat(self._fileno).st_size, sys.maxsize if ends_at is None else ends_at)
         data = os.pread(self._fileno, min(READ_BYTES, max(0, size - self._read)), self._read)
-        if not data:
-            return None
-        if len(self._head) < HEAD_BYTES:
-            self._head += data[: HEAD_BYTES - len(self._head)]
+        self._head += data[: HEAD_BYTES - len(self._head)]
         self._read += len(data)
-        return self._framer.push(data)
+        return data
 
     def is_another(self) -> bool:
         """Whether the content was replaced under our eyes."""
@@ -172,28 +169,16 @@ class FollowedFile:
             return True
         return self._beginning(len(self._head)) != self._head
 
-    def finish(self, mark: bytes) -> Framed:
-        """The record that the end of the file ends, if there is one. Afterwards only `position` may be asked."""
-        framed = self._framer.end(mark) if self._framer.pending else Framed()
-        self._framer = _Done()
-        return framed
+    def finish(self) -> Records:
+        """The record that the end of the file ends, if there is one."""
+        mark = self._options.end_mark
+        return self.framer.end(mark) if mark and self.framer.pending else Records()
 
     def close(self) -> None:
         os.close(self._fileno)
 
     def _beginning(self, length: int) -> bytes:
         return os.pread(self._fileno, length, 0)
-
-
-class _Done:
-    """Stands for a framer with nothing left."""
-
-    pending = 0
-
-    def push(self, data: bytes | bytearray) -> Framed:
-        raise AssertionError("the file was finished")
-
-    end = push
 
 
 def find(path: str, position: FileCursor, options: FileOptions) -> FollowedFile | None:
@@ -481,9 +466,7 @@ class FileConnector:
         else:
             if self._file.pending and not self._options.end_mark:
                 self._tell_gap(f"the file ends in the middle of a record ({self._file.pending} bytes)")
-            framed = self._file.finish(self._options.end_mark)
-            if framed:
-                yield self._batch(framed)
+            yield from self._stream(self._file).batches(self._file.finish())
             over_since = time.monotonic()
             while following is None:
                 if not self._wait_for_file(over_since):
@@ -503,17 +486,15 @@ class FileConnector:
 
     def _read_to_end(self) -> Iterator[Batch]:
         assert self._file is not None
+        stream = self._stream(self._file)
         # Looked at before each read, so that the new beginning of a file is not taken for the end of the old one.
         while not self._context.stopping.is_set() and not self._file.is_another():
-            framed = self._file.read(self._context.ends_at)
-            if framed is None:
+            data = self._file.read(self._context.ends_at)
+            if not data:
                 self._check_end()
                 return
             self._grew_at = time.monotonic()
-            if framed:
-                yield self._batch(framed)
-            if framed.is_last:
-                raise self._options.refusal(framed, where=self._path, cursor=self._file.position.cursor)
+            yield from stream.take(data)
 
     def _check_end(self) -> None:
         """Raises `EndReached` where nothing more is wanted."""
@@ -522,9 +503,15 @@ class FileConnector:
         if ends_at is not None and at >= ends_at:
             raise EndReached(f"{self._path}: what was asked for ends at {ends_at}")
 
-    def _batch(self, framed: Framed) -> Batch:
-        assert self._file is not None
-        return framed.batch(cursor=self._file.position.cursor, received_at=self._context.clock.now())
+    def _stream(self, file: FollowedFile) -> RecordStream[bytes]:
+        """The records of a file, whose cursor is its position."""
+        return RecordStream(
+            file.framer,
+            self._context,
+            cursor=None,
+            follow=lambda *_: file.position.cursor,
+            refuse=lambda why, _: self._options.refuse(self._path, why, file.position.cursor),
+        )
 
     def _is_truncated(self) -> bool:
         return self._file is not None and self._file.is_another()

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from base64 import b64encode
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,17 +26,20 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context, Room, needs_json, show_cursor
 from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, ConnectedOptions, check_template
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured, FeedqError
 from feedq.records.csvtext import CsvFormat
-from feedq.records.framing import RECORD_BYTES_MAX, Framed
+from feedq.records.framing import RECORD_BYTES_MAX
 from feedq.records.pointer import is_json
 from feedq.records.template import fill_in
+from feedq.records.turns import others_turn
 
 Item = TypeVar("Item")
 Receipt = TypeVar("Receipt")
 """What a message is acknowledged by."""
 
+MESSAGES_AT_ONCE = 500
+"""Taken together, and acknowledged together: that takes about 50 us for each with MQTT."""
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -131,7 +136,7 @@ class Inbox(Generic[Item]):
         self._taken = 0
         """The size of what was taken, and may not be passed on yet."""
         self._on_taken = on_taken
-        self._items: list[Item] = []
+        self._items: deque[tuple[Item, int]] = deque()
         self._arrived = asyncio.Event()
         self.size = 0
         """Of all items together."""
@@ -148,7 +153,7 @@ class Inbox(Generic[Item]):
 
     def put(self, item: Item, *, size: int) -> None:
         self._room.take(size)
-        self._items.append(item)
+        self._items.append((item, size))
         self.size += size
         self._arrived.set()
 
@@ -160,22 +165,26 @@ class Inbox(Generic[Item]):
         self._arrived.set()
 
     async def take(self) -> list[Item]:
-        """Returns everything that has arrived, at least one item. Raises what `fail` was given."""
+        """Returns what has arrived: at least one item and at most `MESSAGES_AT_ONCE`, and then the others of the
+        loop have their turn first. Raises what `fail` was given."""
         self._give_back()
+        if self._items:
+            await others_turn()
         while self.failure is None and not self._items:
             self._arrived.clear()
             await self._arrived.wait()
         if self.failure is not None:
             raise self.failure
-        taken = self.rest()
+        taken = self.rest(at_most=MESSAGES_AT_ONCE)
         self._on_taken()
         return taken
 
-    def rest(self) -> list[Item]:
+    def rest(self, *, at_most: int = sys.maxsize) -> list[Item]:
         """What had arrived and was not taken when it ended."""
-        taken, self._items = self._items, []
-        self._taken, self.size = self._taken + self.size, 0
-        return taken
+        taken = [self._items.popleft() for _ in range(min(at_most, len(self._items)))]
+        size = sum(size for _, size in taken)
+        self._taken, self.size = self._taken + size, self.size - size
+        return [item for item, _ in taken]
 
     def close(self) -> None:
         """Forget what was not taken. May be repeated."""
@@ -224,8 +233,8 @@ class Acknowledgements(Generic[Receipt]):
             self._uncommitted += 1
             on_committed = partial(self._committed, self._waiting)
         self._waiting = []
-        framed = Framed.of(taken.records)
-        return framed.batch(cursor=cursor, received_at=received_at, on_committed=on_committed)
+        records = Records.of(taken.records)
+        return records.batch(cursor=cursor, received_at=received_at, on_committed=on_committed)
 
     def all_committed(self) -> asyncio.Future[None] | None:
         """Is done when every batch is committed; None if that is so."""

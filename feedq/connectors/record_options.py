@@ -5,26 +5,27 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import ConnectorOptions, check_format, show_cursor
-from feedq.core.model import JSON, Batch
+from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
+from feedq.connectors.reading import RecordStream
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat
+from feedq.records.cursor import CursorReader
 from feedq.records.framing import (
     LF,
     RECORD_BYTES_MAX,
     CsvFramer,
-    CursorReader,
     DelimiterFramer,
-    Framed,
     Framer,
     HeaderlessFramer,
     LengthFramer,
     LineFramer,
+    Refusal,
     UnmarkedFramer,
 )
 from feedq.records.template import unescape
@@ -103,10 +104,10 @@ class FramingOptions(ConnectorOptions):
         is_text = self.format != "bytes" and self.framing != "length"
         return UnmarkedFramer(self.framer()) if is_text else self.framer()
 
-    def refusal(self, framed: Framed, *, where: object, cursor: JSON) -> FeedMisconfigured:
-        """Why the stream cannot go on after ``framed``, for when it `is_last`."""
+    def refuse(self, where: object, why: Refusal, cursor: JSON) -> FeedMisconfigured:
+        """The error of a stream that cannot go on after ``cursor``."""
         after = f"after cursor {show_cursor(cursor)}"
-        if framed.corrupt:
+        if why is Refusal.CORRUPT:
             return FeedMisconfigured(
                 f"{where}: what should be the length of a record {after} is less than its own size; "
                 "check source.framing and its source.length_… options"
@@ -175,9 +176,21 @@ class CursorOptions(ConnectorOptions):
         kept: list[bytes] = []
         cursor = before
         for record in batch.split():
-            found = reader.after(Framed(records=(record,)), None)
+            found = reader.after(Records(records=(record,)), None)
             if found is not None and self.cursor_place(found) > ends_at:
                 break
             kept.append(record)
             cursor = cursor if found is None else self.cursor_said(found, before)
-        return Framed.of(kept).batch(cursor=cursor, received_at=batch.received_at) if kept else None
+        return Records.of(kept).batch(cursor=cursor, received_at=batch.received_at) if kept else None
+
+
+class StreamOptions(CursorOptions, FramingOptions):
+    """How to read a stream of bytes whose records may have cursors."""
+
+    def record_stream(
+        self, framer: Framer, context: Context, *, where: object, cursor: JSON
+    ) -> RecordStream[bytes | bytearray]:
+        """Makes the stream of one connection, that resumed after ``cursor``."""
+        reader = self.cursor_reader
+        follow = None if reader is None else reader.after
+        return RecordStream(framer, context, cursor=cursor, follow=follow, refuse=partial(self.refuse, where))

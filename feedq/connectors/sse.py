@@ -17,12 +17,11 @@ breaks off in the middle of does not count.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Final
 
 import msgspec
@@ -30,19 +29,20 @@ from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
 from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.reading import RecordStream
 from feedq.connectors.record_options import CursorOptions
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records, as_lines
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.cursor import CURSOR_BYTES_MAX
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
     CR,
-    CURSOR_BYTES_MAX,
     LF,
     RECORD_BYTES_MAX,
-    Framed,
-    as_lines,
+    Refusal,
 )
 from feedq.records.pointer import is_json
+from feedq.records.turns import PIECE_BYTES
 
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_S: Final = 1.0
@@ -55,7 +55,6 @@ MESSAGE: Final = b"message"
 LINE_BYTES_MIN: Final = 64 * 1024
 """A line may have this size whatever the limit of records is: comments and ids are no records."""
 RETRY_SAID_S_MAX: Final = 86_400.0
-LINES_AT_ONCE: Final = 20_000
 SKELETON_BYTES_MAX: Final = 256
 """Events with longer types than this are read line by line; it bounds what the patterns in the cache hold."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -77,6 +76,13 @@ class SseOptions(HttpRequestOptions, CursorOptions):
     """An event with more data fails the feed, with everything before it landed, until this is raised."""
 
     _check_envelope = field_validator("envelope")(needs_json)
+
+    def refuse(self, where: object, why: Refusal, cursor: JSON) -> FeedMisconfigured:
+        """The error of a stream that cannot go on after ``cursor``."""
+        return FeedMisconfigured(
+            f"{where}: event of more than {self.max_record_bytes} bytes after cursor {show_cursor(cursor)}; "
+            "raise source.max_record_bytes"
+        )
 
 
 class SseConnector:
@@ -119,11 +125,11 @@ class SseConnector:
 
     async def _answer(self, client: HttpClient) -> AsyncGenerator[Batch, None]:
         """The events of one answer."""
-        last_id = self._last_id()
+        options, last_id = self._options, self._id_of(self._cursor)
         framer = EventFramer(
-            max_record_bytes=self._options.max_record_bytes,
-            types=self._options.events,
-            envelope=self._options.envelope,
+            max_record_bytes=options.max_record_bytes,
+            types=options.events,
+            envelope=options.envelope,
             last_id=last_id,
         )
         # Spaces around it are no part of a header's value, which cannot be sent with them.
@@ -132,36 +138,28 @@ class SseConnector:
         async with client.ask(self._cursor, accept=MEDIA_TYPE, extra=headers) as answer:
             _check(answer)
             self._context.on_connected()
-            heard = has_ended = False
-            while not has_ended:
-                data = await answer.receive()
-                has_ended, heard = not data, heard or bool(data)
-                framed = framer.push(data) if data else framer.finish()
-                while True:
-                    if batch := await self._batch(framed, framer):
+            follow, refuse = partial(self._follow, framer), partial(options.refuse, answer.where)
+            stream = RecordStream(framer, self._context, cursor=self._cursor, follow=follow, refuse=refuse)
+            try:
+                while data := await answer.receive():
+                    for batch in stream.take(data):
                         yield batch
-                    if framed.oversize:
-                        raise self._refusal(answer)
-                    if not framer.is_behind:
-                        break
-                    await asyncio.sleep(0)  # however many lines there are, the others get their turn
-                    framed = framer.go_on()
-        if not heard:
+                for batch in stream.batches(framer.finish()):
+                    yield batch
+            finally:
+                self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
+        # An id counts, although its event may be no record.
+        self._cursor = follow(Records(), stream.cursor)
+        if not stream.was_heard:
             raise SourceUnavailable(f"{answer.where}: the source ended its answer before it sent anything")
 
-    async def _batch(self, framed: Framed, framer: EventFramer) -> Batch | None:
-        self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
+    def _follow(self, framer: EventFramer, records: Records, previous: JSON) -> JSON:
         if self._reader is not None:
-            self._cursor = await self._reader.follow(framed, self._cursor)
-        elif framer.last_id != self._last_id():
-            self._cursor = self._checked(framer.last_id) or None
-        if not framed:
-            return None
-        return framed.batch(cursor=self._cursor, received_at=self._context.clock.now())
+            return self._reader.after(records, previous)
+        return previous if framer.last_id == self._id_of(previous) else self._checked(framer.last_id) or None
 
-    def _last_id(self) -> str:
+    def _id_of(self, cursor: JSON) -> str:
         """The id to resume after; empty if the cursor is none."""
-        cursor = self._cursor
         if cursor is None or self._reader is not None:
             return ""
         return cursor if isinstance(cursor, str) else msgspec.json.encode(cursor).decode()
@@ -179,12 +177,6 @@ class SseConnector:
                 "resume by source.cursor instead, from the data"
             )
         return last_id
-
-    def _refusal(self, answer: Answer) -> FeedMisconfigured:
-        return FeedMisconfigured(
-            f"{answer.where}: event of more than {self._options.max_record_bytes} bytes after cursor "
-            f"{show_cursor(self._cursor)}; raise source.max_record_bytes"
-        )
 
 
 def _check(answer: Answer) -> None:
@@ -233,20 +225,18 @@ class EventFramer:
         """Of the data joined by newlines."""
         self._type = b""
         self._id = self._last_id = last_id.encode()
-        self._oversize = False
+        self.refusal: Refusal | None = None
+        """Why the stream cannot go on."""
         self.retry_s: float | None = None
         """How long the source wants us to wait before a stream is opened anew; None if it did not say."""
-        self.is_behind = False
-        """Whether there is more to be read of what was pushed. Nothing else may be pushed before `go_on` has."""
 
     @property
     def last_id(self) -> str:
         """Where a stream that is opened anew should go on; empty if nowhere in particular."""
         return self._last_id.decode("utf-8", "replace")
 
-    def push(self, data: bytes | bytearray) -> Framed:
-        """The records that ``data`` completes, or some of them: see `is_behind`."""
-        assert not self.is_behind
+    def push(self, data: bytes | bytearray) -> Records:
+        """The records that ``data`` completes."""
         if self._after_cr and data:
             # The LF of a CRLF that the pieces were cut in.
             data, self._after_cr = data.removeprefix(LF), False
@@ -257,35 +247,32 @@ class EventFramer:
         self._tail += data
         if not self._has_begun:
             if len(self._tail) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(self._tail):
-                return Framed()
+                return Records()
             self._has_begun, searched = True, 0
             self._tail = self._tail.removeprefix(BYTE_ORDER_MARK)
         return self._read(max(0, searched - 1))
 
-    def go_on(self) -> Framed:
-        """The next records of what was pushed."""
-        self.is_behind = False
-        return self._read(0)
-
-    def finish(self) -> Framed:
+    def finish(self) -> Records:
         """What only the end of the stream could tell."""
         self._is_amid = True
         return self._read(0)
 
-    def _read(self, searched: int) -> Framed:
+    def _read(self, searched: int) -> Records:
         """The records in the tail, whose first ``searched`` bytes have no end of an event."""
         if not self._is_amid:
             end = self._tail.rfind(b"\n\n", searched)
             if end >= 0:
                 events = self._take(end + 2)
                 lines = self._read_alike(events)
-                return self._read_lines(events) if lines is None else Framed(lines=lines)
-            if len(self._tail) <= self._line_bytes_max:
-                return Framed()
-        framed = self._read_lines(self._take(self._tail.rfind(LF) + 1))
-        if not self.is_behind and len(self._tail) > self._line_bytes_max:
-            self._oversize = framed.oversize = True
-        return framed
+                return self._read_lines(events) if lines is None else Records(lines)
+            if len(self._tail) <= PIECE_BYTES:
+                return Records()
+            self._is_amid, searched = True, 0
+        size = self._tail.rfind(LF, searched) + 1
+        records = self._read_lines(self._take(size)) if size else Records()
+        if len(self._tail) > self._line_bytes_max:
+            self.refusal = Refusal.OVERSIZE
+        return records
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._tail)[:size])
@@ -310,40 +297,37 @@ class EventFramer:
             return b""
         return as_lines([data for data in found if data])
 
-    def _read_lines(self, lines: bytes) -> Framed:
-        """The records of some lines, each ended by LF; what cannot be read in one turn goes back."""
+    def _read_lines(self, lines: bytes) -> Records:
+        """The records of some lines, each ended by LF."""
         records: list[bytes] = []
-        start = count = 0
-        while start < len(lines) and not self._oversize:
-            if count == LINES_AT_ONCE:
-                self._tail[:0], self.is_behind = lines[start:], True
-                break
+        start = 0
+        while start < len(lines) and self.refusal is None:
             end = lines.index(LF, start)
             if end > start:
                 self._read_line(lines[start:end])
             elif (record := self._dispatch()) is not None:
                 records.append(record)
-            start, count = end + 1, count + 1
-        framed = Framed.of(records)
-        framed.oversize = self._oversize
-        return framed
+            start = end + 1
+        return Records.of(records)
 
     def _read_line(self, line: bytes) -> None:
         self._is_amid = True
-        self._oversize = len(line) > self._line_bytes_max
+        is_oversize = len(line) > self._line_bytes_max
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         match field:
             case b"data":
                 self._data.append(value)
                 self._size += len(value) + 1
-                self._oversize = self._oversize or self._size > self._max
+                is_oversize = is_oversize or self._size > self._max
             case b"event":
                 self._type = value
             case b"id" if b"\0" not in value:
                 self._id = value
             case b"retry" if value.isdigit():
                 self.retry_s = min(int(value[:12]) / 1000, RETRY_SAID_S_MAX)
+        if is_oversize:
+            self.refusal = Refusal.OVERSIZE
 
     def _dispatch(self) -> bytes | None:
         """The record of an event that has ended; None if it is none."""

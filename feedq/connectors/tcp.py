@@ -12,19 +12,19 @@ resumes sends it again, whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.record_options import CursorOptions, FramingOptions
+from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.remote import ConnectedOptions, Scheme, check_template
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records
 from feedq.core.values import StrictModel
 from feedq.errors import SourceUnavailable
-from feedq.records.framing import LF, Framed, Steps, in_turns, slices
+from feedq.records.framing import LF, Framer, OuterFramer
 from feedq.records.template import compile_template, fill_in, unescape
 from feedq.secrets import MASK, Masker
 
@@ -76,21 +76,23 @@ class Ping(StrictModel):
         return answer
 
 
-class Pinged:
-    """Takes the pings out of the records of one connection.
+class PingFramer(OuterFramer):
+    """A framer that takes the pings out of the records of another one, and answers them.
 
     To look at each record would cost more than landing it, so the prefix is searched for in all of them at once.
     """
 
-    def __init__(self, ping: Ping) -> None:
+    def __init__(self, framer: Framer, ping: Ping, answer: Callable[[bytes], None]) -> None:
+        super().__init__(framer)
         self._prefix = unescape(ping.prefix)
         self._answer = compile_template(ping.answer, known=frozenset({REST}))
+        self._send = answer
 
-    def take(self, framed: Framed) -> Steps[tuple[Framed, bytes]]:
-        """What is left, and the answers to send."""
-        prefix, answers = self._prefix, []
-        if framed.lines and not framed.lines.startswith(prefix) and LF + prefix not in framed.lines:
-            return framed, b""
+    def _sifted(self, records: Records) -> Records:
+        lines, prefix = records.lines, self._prefix
+        if lines is not None and not lines.startswith(prefix) and LF + prefix not in lines:
+            return records
+        answers: list[bytes] = []
 
         def is_ping(record: bytes) -> bool:
             if not record.startswith(prefix) or len(record) > PING_BYTES_MAX:
@@ -98,11 +100,12 @@ class Pinged:
             answers.append(self._answer.render({REST: record[len(prefix) :]}))
             return True
 
-        left = yield from framed.without(is_ping)
-        return left, b"".join(answers)
+        left = records.leaving_out(is_ping)
+        self._send(b"".join(answers))
+        return left
 
 
-class TcpOptions(CursorOptions, FramingOptions, ConnectedOptions):
+class TcpOptions(StreamOptions, ConnectedOptions):
     """Options of a feed with ``connector: tcp``."""
 
     SCHEMES: ClassVar[Mapping[str, Scheme]] = {"tcp": Scheme(tls=False, port=None), "tls": Scheme(True, None)}
@@ -153,33 +156,21 @@ class TcpConnector:
             SourceSilent: no byte for the idle timeout.
             FeedMisconfigured: a record over the limit, a cursor that cannot be kept, a wrong TLS file.
         """
-        framer, reader = self._options.stream_framer(), self._options.cursor_reader
-        pinged = Pinged(self._options.ping) if self._options.ping is not None else None
         how = self._options.connection_options(idle_timeout_s=self._options.idle_timeout_s)
         connection = await open_connection(how, self._context)
+        framer = self._options.stream_framer()
+        if self._options.ping is not None:
+            framer = PingFramer(framer, self._options.ping, connection.send)
+        stream = self._options.record_stream(framer, self._context, where=self._endpoint, cursor=cursor)
         try:
             await self._greet(connection, cursor)
             self._context.on_connected()
-            heard = False
             while data := await connection.receive():
-                heard = True
-                for piece in self._pieces(data):
-                    framed = framer.push(piece)
-                    if pinged is not None:
-                        framed, answers = await in_turns(pinged.take(framed))
-                        connection.send(answers)
-                    if framed:
-                        if reader is not None:
-                            cursor = await reader.follow(framed, cursor)
-                        yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
-                    if framed.is_last:
-                        raise self._options.refusal(framed, where=self._endpoint, cursor=cursor)
-                    del framed  # or its records would stay in memory until the next ones come
-                    if piece is not data:
-                        await asyncio.sleep(0)
+                for batch in stream.take(data):
+                    yield batch
         finally:
             connection.close()
-        raise self._closed(discarded=framer.pending, heard=heard)
+        raise self._closed(discarded=framer.pending, heard=stream.was_heard)
 
     async def _greet(self, connection: Connection, cursor: JSON) -> None:
         context = self._context
@@ -219,10 +210,6 @@ class TcpConnector:
         if begun:
             said = said[:-begun] + MASK
         return said.encode("utf-8", "surrogateescape")
-
-    def _pieces(self, data: bytearray) -> Iterable[bytes | bytearray]:
-        # Lines are cut in one go; what goes record by record lets others have their turn in between.
-        return (data,) if self._options.framing == "lines" else slices(data)
 
     def _closed(self, *, discarded: int, heard: bool) -> SourceUnavailable:
         if discarded:

@@ -67,6 +67,18 @@ def array_index(token: str) -> int | None:
     return int(token) if _INDEX.fullmatch(token) else None
 
 
+def walk(value: JSON, tokens: Sequence[str]) -> Found:
+    """What the tokens of a pointer lead to in a value."""
+    for token in tokens:
+        if type(value) is dict and token in value:
+            value = value[token]
+        elif type(value) is list and (index := array_index(token)) is not None and index < len(value):
+            value = value[index]
+        else:
+            return MISSING
+    return value
+
+
 Text: TypeAlias = bytes | bytearray | memoryview
 Row: TypeAlias = tuple[msgspec.Raw, ...]
 

@@ -24,7 +24,7 @@ from feedq.core.model import JSON
 from feedq.core.remedies import command
 from feedq.core.values import read_exactly
 from feedq.errors import Conflict, InvalidInput
-from feedq.records.framing import CURSOR_BYTES_MAX, ESCAPED_NUL
+from feedq.records.cursor import CURSOR_BYTES_MAX, ESCAPED_NUL
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,

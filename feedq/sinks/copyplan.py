@@ -29,7 +29,7 @@ import psycopg2
 from psycopg2 import sql
 
 from feedq.core.model import Batch
-from feedq.records.framing import ESCAPED_NUL
+from feedq.records.cursor import ESCAPED_NUL
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, parts
 from feedq.sinks.copytext import (
     NUL,

@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from feedq.connectors.http import HttpConnector
-from feedq.connectors.http.client import PIECE_BYTES_MAX, location_of, places_for_headers
+from feedq.connectors.http.client import location_of, places_for_headers
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.records.turns import PIECE_BYTES
 from feedq.testing.loopback import Script as Serve
 from feedq.testing.loopback import serving
 from tests.certificates import Authority
@@ -240,7 +241,7 @@ async def test_a_little_gzip_that_holds_much_is_unpacked_only_as_it_is_taken() -
 
 async def test_a_little_gzip_that_holds_much_and_no_record_leaves_the_loop_to_others() -> None:
     pieces = 200
-    packed = gzip.compress(b"\n" * (pieces * PIECE_BYTES_MAX))
+    packed = gzip.compress(b"\n" * (pieces * PIECE_BYTES))
     async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
         reading = asyncio.ensure_future(Feed(HttpConnector).read_to_end(url(port), format="text"))
         turns = 0

@@ -20,6 +20,7 @@ from feedq.connectors.exec import ExecConnector
 from feedq.connectors.file import FileConnector
 from feedq.connectors.http import HttpConnector
 from feedq.connectors.mqtt import MqttConnector
+from feedq.connectors.reading import RecordStream
 from feedq.connectors.redis import RedisConnector
 from feedq.connectors.sse import SseConnector
 from feedq.connectors.tcp import TcpConnector
@@ -28,7 +29,8 @@ from feedq.core.model import JSON, Batch
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.local.valkey import Valkey
-from feedq.records.framing import CursorReader, LineFramer
+from feedq.records.cursor import CursorReader
+from feedq.records.framing import LineFramer
 from feedq.testing.connector_conformance import ConnectorConformance, Served
 from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import Journal
@@ -300,19 +302,20 @@ class PlainConnector:
 
     def stream(self, cursor: JSON) -> Iterator[Batch]:
         options = self._options
-        framer, reader = LineFramer(options.max_record_bytes), CursorReader("/seq")
+        stream = RecordStream(
+            LineFramer(options.max_record_bytes),
+            self._context,
+            cursor=cursor,
+            follow=CursorReader("/seq").after,
+            refuse=lambda *_: FeedMisconfigured("a record over source.max_record_bytes"),
+        )
         with dialed(options.host, options.port, context=self._context, timeout_s=10) as sock:
             try:
                 sock.settimeout(options.idle_timeout_s)
                 sock.sendall(json.dumps({"from": cursor}).encode() + b"\n")
                 self._context.on_connected()
                 while data := sock.recv(65_536):
-                    framed = framer.push(data)
-                    if framed:
-                        cursor = reader.after(framed, cursor)
-                        yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
-                    if framed.oversize:
-                        raise FeedMisconfigured("a record over source.max_record_bytes")
+                    yield from stream.take(data)
             except TimeoutError:
                 raise SourceSilent("nothing received") from None
             except OSError as error:

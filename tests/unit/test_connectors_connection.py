@@ -18,6 +18,7 @@ from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
 from feedq.connectors.wire.remote import ConnectionOptions, Location, TlsFiles
 from feedq.errors import SourceSilent, SourceUnavailable
+from feedq.records.turns import PIECE_BYTES
 
 ENDPOINT = Location("tcp", "feeds.example", 7001, tls=False, target="")
 
@@ -237,6 +238,27 @@ def test_what_waits_to_be_taken_burdens_the_worker() -> None:
         assert bench.room.left == 1_000_000
         bench.connection.put_back(data[:10])
         assert bench.room.left == 1_000_000 - 10
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_much_that_arrived_at_once_comes_in_pieces_with_a_turn_for_others_between_them() -> None:
+    async def check(bench: Bench) -> None:
+        sent = bytes(range(256)) * (5 * PIECE_BYTES // 512)
+        bench.arrive(sent)
+        assert bench.wire.is_reading_paused
+        turns: list[int] = []
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+        first = bytes(await bench.connection.receive())
+        assert not turns, "it was there"
+        assert bench.room.left == 1_000_000 - len(sent) + PIECE_BYTES
+        second = bytes(await bench.connection.receive())
+        assert turns, "nobody else had a turn"
+        assert bench.wire.is_reading_paused, "there is more to be taken"
+        third = bytes(await bench.connection.receive())
+        assert [len(first), len(second), len(third)] == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
+        assert first + second + third == sent
+        assert not bench.wire.is_reading_paused
 
     on_manual_loop(check, idle_timeout_s=60.0)
 

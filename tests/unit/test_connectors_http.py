@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.http.client import PIECE_BYTES_MAX, Gunzip, named
+from feedq.connectors.http.client import Gunzip, named
 from feedq.connectors.http.polling import (
     Elements,
     PollAnswer,
@@ -24,7 +24,7 @@ from feedq.connectors.http.polling import (
 )
 from feedq.connectors.wire.request import RETRY_AFTER_S_MAX, retry_after_s
 from feedq.core.model import JSON
-from feedq.records.framing import at_once
+from feedq.records.turns import PIECE_BYTES, at_once
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=4), max_size=6)
 
@@ -196,7 +196,7 @@ def unpacked(packed: bytes, step: int) -> tuple[bytes, Gunzip]:
         gunzip.push(packed[start : start + step])
         while not gunzip.is_drained:
             piece = gunzip.take()
-            assert len(piece) <= PIECE_BYTES_MAX
+            assert len(piece) <= PIECE_BYTES
             content += piece
     return content, gunzip
 
@@ -209,7 +209,7 @@ def test_archives_after_one_another_are_one_content(contents: list[bytes], step:
 
 
 def test_nothing_is_held_back_that_could_be_unpacked() -> None:
-    for size in range(PIECE_BYTES_MAX, PIECE_BYTES_MAX + 260, 13):
+    for size in range(PIECE_BYTES, PIECE_BYTES + 260, 13):
         packed = gzip.compress((b"abc" * size)[:size])
         for cut in range(1, 12):
             # All at once, as the library does it without a bound.

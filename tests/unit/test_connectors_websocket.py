@@ -15,7 +15,8 @@ from websockets.uri import parse_uri
 from feedq.connectors.base import parse_options
 from feedq.connectors.websocket.connector import MessageFramer, WebsocketOptions
 from feedq.connectors.websocket.frames import MessageReader
-from feedq.records.framing import Framed
+from feedq.core.model import Records
+from feedq.records.turns import at_once
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 
 URL = "ws://feeds.example/stream"
@@ -75,7 +76,7 @@ class Cut:
         self.messages: list[bytes] = []
         for piece in pieces:
             if self.reader.is_open:
-                self.messages += self.reader.push(piece)
+                self.messages += at_once(self.reader.push(piece))
 
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from((125, 126, 65_535, 65_536, MAX, MAX + 1)))
@@ -119,7 +120,7 @@ def test_pings_and_pongs_bring_no_data_and_a_part_of_a_message_does() -> None:
         (frame(b"", CONTINUATION), True),
         (frame(b"4"), True),
     ):
-        reader.push(piece)
+        at_once(reader.push(piece))
         assert reader.brought_data is brings
 
 
@@ -128,17 +129,17 @@ def test_pings_and_pongs_bring_no_data_and_a_part_of_a_message_does() -> None:
 
 @given(st.lists(st.one_of(st.text("ab{}\r\n", max_size=5), st.text(max_size=5)).map(str.encode)))
 def test_a_message_is_a_record_whatever_is_in_it(messages: list[bytes]) -> None:
-    framed = MessageFramer(options(format="text")).frame(messages)
+    framed = MessageFramer(options(format="text")).push(messages)
     assert split(framed) == [message for message in messages if message]
 
 
 @given(st.lists(st.text("a\r\n", max_size=6).map(str.encode)))
 def test_lines_of_messages_are_records(messages: list[bytes]) -> None:
-    framed = MessageFramer(options(format="text", split="lines")).frame(messages)
+    framed = MessageFramer(options(format="text", split="lines")).push(messages)
     lines = [line.removesuffix(b"\r") for message in messages for line in message.split(b"\n")]
     # A carriage return at the very end of a message ends its last line too, once a newline is put behind it.
     assert split(framed) == [line for line in lines if line]
 
 
-def split(framed: Framed) -> list[bytes]:
-    return list(framed.records) or framed.lines.splitlines()
+def split(records: Records) -> list[bytes]:
+    return list(records.records or ()) or (records.lines or b"").splitlines()

@@ -15,27 +15,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from feedq.connectors.base import show_cursor
-from feedq.connectors.tcp import PING_BYTES_MAX, Ping, Pinged
+from feedq.connectors.base import Context, parse_options, show_cursor
+from feedq.connectors.tcp import PING_BYTES_MAX, Ping, PingFramer, TcpOptions
 from feedq.connectors.websocket.connector import Ignored, Rule
 from feedq.core import model
-from feedq.core.model import JSON, Batch
+from feedq.core.clock import SystemClock
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
+from feedq.records.cursor import CURSOR_BYTES_MAX, SMALL_BYTES, CursorReader
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
-    CURSOR_BYTES_MAX,
-    SMALL_BYTES,
     CsvFramer,
-    CursorReader,
     DelimiterFramer,
-    Framed,
     Framer,
     HeaderlessFramer,
     LengthFramer,
     LineFramer,
+    Refusal,
     UnmarkedFramer,
-    at_once,
 )
 from feedq.records.pointer import (
     MISSING,
@@ -46,6 +44,7 @@ from feedq.records.pointer import (
 )
 from feedq.records.template import fill_in
 from feedq.sinks.checkpoints import ascii_text, cursor_of, cursor_text
+from feedq.testing.loopback import RecordingGuard
 from tests.records import csv_records
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,12 +79,12 @@ def run(framer: Framer, pieces: list[bytes]) -> tuple[list[bytes], bool]:
         framed = framer.push(piece)
         check_batch_invariants(framed)
         records += framed.batch(cursor=None, received_at=NOW).split()
-        if framed.is_last:
+        if framer.refusal is not None:
             return records, True
     return records, False
 
 
-def check_batch_invariants(framed: Framed) -> None:
+def check_batch_invariants(framed: Records) -> None:
     batch = framed.batch(cursor=None, received_at=NOW)
     assert batch.count == len(batch.split())
     assert bool(framed) == (batch.count > 0)
@@ -190,8 +189,35 @@ def test_records_after_their_length_do_not_depend_on_how_the_stream_was_cut(
 
 
 def test_a_length_over_the_limit_is_noticed_before_its_record_comes() -> None:
-    framed = Prefix(4, "big", counts_itself=False).framer(10).push(b"\0\0\0\2ab\0\0\0\x0b")
-    assert framed == Framed(records=(b"ab",), oversize=True)
+    framer = Prefix(4, "big", counts_itself=False).framer(10)
+    assert framer.push(b"\0\0\0\2ab\0\0\0\x0b") == Records(records=(b"ab",))
+    assert framer.refusal is Refusal.OVERSIZE
+
+
+def test_a_length_that_cannot_be_one_is_told_from_one_over_the_limit() -> None:
+    framer = Prefix(4, "big", counts_itself=True).framer(10)
+    assert framer.push(b"\0\0\0\6ab\0\0\0\x03") == Records(records=(b"ab",))
+    assert framer.refusal is Refusal.CORRUPT
+
+
+def test_a_stream_lands_what_came_before_and_says_behind_which_cursor_it_cannot_go_on() -> None:
+    options = parse_options("tcp", {"url": "tcp://h:1", "cursor": "/seq", "max_record_bytes": 9})
+    assert isinstance(options, TcpOptions)
+    stream = options.record_stream(options.stream_framer(), a_context(), where="tcp://h:1", cursor=3)
+    assert not stream.was_heard
+    assert [one.cursor for one in stream.take(b'{"seq":4')] == []
+    assert stream.was_heard
+    taken = stream.take(b'}\n{"seq":5}\n{"seq":6, "x": 1}\n')
+    batch = next(taken)
+    assert (batch.split(), batch.cursor) == ((b'{"seq":4}', b'{"seq":5}'), 5)
+    with pytest.raises(FeedMisconfigured, match=r"record of more than 9 bytes after cursor 5; raise"):
+        next(taken)
+
+
+def a_context() -> Context:
+    return Context(
+        feed="a/b", clock=SystemClock(), guard=RecordingGuard(), on_connected=lambda: None, secrets={}
+    )
 
 
 FRAMERS: dict[str, Callable[[int], Framer]] = {
@@ -215,7 +241,7 @@ def test_what_was_given_back_and_what_is_pending_are_the_stream(
         framed = framer.push(piece)
         pushed += len(piece)
         records += framed.batch(cursor=None, received_at=NOW).split()
-        if framed.is_last:
+        if framer.refusal is not None:
             break
     rest = stream[pushed - framer.pending :]
     expected, _ = run(FRAMERS[kind](NO_LIMIT), [stream])
@@ -409,18 +435,18 @@ def test_a_record_of_csv_ends_outside_quotes_and_the_end_of_a_stream_ends_it(
 ) -> None:
     framer = csv_framer()
     assert run(framer, [stream]) == (records, False)
-    assert list(framer.end(b"\n").each()) == rest
+    assert list(framer.end(b"\n").split()) == rest
     assert framer.pending == 0
 
 
 def test_a_quote_that_is_never_closed_is_bounded_and_looked_at_once() -> None:
     framer = csv_framer(limit=2**22)
-    framed = framer.push(b'1,"')
+    framer.push(b'1,"')
     began = perf_counter()
     for _ in range(2**22 // 32):
-        framed = framer.push(b"0123456789abcde\n" * 2)
+        framer.push(b"0123456789abcde\n" * 2)
     assert perf_counter() - began < 5, "its square would take minutes"
-    assert framed.oversize
+    assert framer.refusal is Refusal.OVERSIZE
 
 
 class Written:
@@ -606,14 +632,14 @@ def encode(record: int | str | bytes) -> bytes:
     return record if isinstance(record, bytes) else msgspec.json.encode({"seq": record})
 
 
-def lines(*encoded: bytes) -> Framed:
-    return Framed(lines=b"".join(record + b"\n" for record in encoded))
+def lines(*encoded: bytes) -> Records:
+    return Records(lines=b"".join(record + b"\n" for record in encoded))
 
 
 @given(records, st.booleans())
 def test_the_last_record_that_has_a_cursor_decides(drawn: list[int | str | bytes], as_lines: bool) -> None:
     encoded = tuple(map(encode, drawn))
-    framed = lines(*encoded) if as_lines else Framed(records=encoded)
+    framed = lines(*encoded) if as_lines else Records(records=encoded)
     cursors = [record for record in drawn if not isinstance(record, bytes)]
     assert SEQ.after(framed, "previous") == (cursors[-1] if cursors else "previous")
 
@@ -735,36 +761,52 @@ BEAT: Rule = {"/event": "heartbeat"}
 def test_a_record_that_has_the_values_is_ignored(rule: Rule, record: bytes, is_ignored: bool) -> None:
     ignored = Ignored([{"/never": "there"}, rule])
     kept = b'{"seq": 1}'
-    as_lines = at_once(ignored.take(Framed(lines=kept + b"\n" + record + b"\n" + kept + b"\n")))
-    assert as_lines.lines.count(b"\n") == (2 if is_ignored else 3)
-    as_records = at_once(ignored.take(Framed(records=(kept, record, kept), oversize=True)))
-    assert as_records.records == ((kept, kept) if is_ignored else (kept, record, kept))
-    assert as_records.oversize
+    left = (kept, kept) if is_ignored else (kept, record, kept)
+    as_lines = Records(lines=kept + b"\n" + record + b"\n" + kept + b"\n").leaving_out(ignored.matches)
+    assert as_lines == Records(lines=b"".join(one + b"\n" for one in left))
+    as_records = Records(records=(kept, record, kept)).leaving_out(ignored.matches)
+    assert as_records == Records(records=left)
 
 
 # -- pings ---------------------------------------------------------------------------------------------
 
 
-def take(prefix: str, answer: str, framed: Framed) -> tuple[Framed, bytes]:
-    return at_once(Pinged(Ping(prefix=prefix, answer=answer)).take(framed))
+class Given:
+    """A framer that gives what it was made for."""
+
+    pending, refusal = 0, None
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def push(self, data: bytes | bytearray) -> Records:
+        return self._records
+
+    end = push
+
+
+def take(prefix: str, answer: str, records: Records) -> tuple[Records, bytes]:
+    answers: list[bytes] = []
+    framer = PingFramer(Given(records), Ping(prefix=prefix, answer=answer), answers.append)
+    return framer.push(b""), b"".join(answers)
 
 
 def test_a_ping_is_answered_and_taken_out() -> None:
-    framed = Framed(lines=b"PING 1\na\nPING 2\nPING\nb\nPING 4\n")
+    framed = Records(lines=b"PING 1\na\nPING 2\nPING\nb\nPING 4\n")
     assert take("PING", r"PONG{rest}\r\n", framed) == (
-        Framed(lines=b"a\nb\n"),
+        Records(lines=b"a\nb\n"),
         b"PONG 1\r\nPONG 2\r\nPONG\r\nPONG 4\r\n",
     )
-    framed = Framed(records=(b"PING\r1", b"a", b"PING\r"), oversize=True)
-    assert take(r"PING\r", "<{rest}>", framed) == (Framed(records=(b"a",), oversize=True), b"<1><>")
+    framed = Records(records=(b"PING\r1", b"a", b"PING\r"))
+    assert take(r"PING\r", "<{rest}>", framed) == (Records(records=(b"a",)), b"<1><>")
 
 
 def test_a_record_that_merely_contains_a_ping_or_is_larger_than_one_is_data() -> None:
-    framed = Framed(lines=b'{"note":"PING 1"}\nxPING 1\n PING 1\nPIN\nping 1\n')
+    framed = Records(lines=b'{"note":"PING 1"}\nxPING 1\n PING 1\nPIN\nping 1\n')
     assert take("PING", "PONG", framed) == (framed, b"")
     largest = b"PING".ljust(PING_BYTES_MAX, b"a")
-    assert take("PING", "x", Framed(lines=largest + b"\n" + largest + b"a\n")) == (
-        Framed(lines=largest + b"a\n"),
+    assert take("PING", "x", Records(lines=largest + b"\n" + largest + b"a\n")) == (
+        Records(lines=largest + b"a\n"),
         b"x",
     )
 
@@ -775,7 +817,7 @@ def test_a_record_that_merely_contains_a_ping_or_is_larger_than_one_is_data() ->
 )
 def test_lines_are_sorted_as_one_by_one(prefix: str, texts: list[str]) -> None:
     lines = [text.encode() for text in texts]
-    rest, answers = take(prefix, r"\x7b{rest}>", Framed(lines=b"".join(line + b"\n" for line in lines)))
+    rest, answers = take(prefix, r"\x7b{rest}>", Records(lines=b"".join(line + b"\n" for line in lines)))
     begin = prefix.encode()
     assert rest.lines == b"".join(line + b"\n" for line in lines if not line.startswith(begin))
     assert answers == b"".join(b"{%b>" % line.removeprefix(begin) for line in lines if line.startswith(begin))
@@ -804,5 +846,5 @@ VALUES = [value for value in OWN if isinstance(value, type) and dataclasses.is_d
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: v.__name__)
 def test_values_cannot_be_changed_nor_grow(value: type) -> None:
     # One batch is made for every read of every feed, and frozen it would take three times as long.
-    assert value.__dataclass_params__.frozen or value is Batch  # type: ignore[attr-defined]
+    assert value.__dataclass_params__.frozen or value in (Batch, Records)  # type: ignore[attr-defined]
     assert "__slots__" in vars(value)

@@ -36,6 +36,7 @@ from feedq.connectors.wire.request import USER_AGENT, RequestOptions, retry_afte
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.records.template import CURSOR, fill_in
+from feedq.records.turns import PIECE_BYTES, Steps, in_turns, others_turn
 
 SCHEMES: Final = {"http": Scheme(tls=False, port=80), "https": Scheme(tls=True, port=443)}
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -44,8 +45,6 @@ HEADERS_MAX: Final = 256
 """No answer has more headers."""
 INFORMATION_MAX: Final = 16
 """So many provisional answers (1xx) may come before the real one."""
-EVENTS_AT_ONCE: Final = 1000
-"""h11 takes some ten microseconds for a chunk, however small; after so many, the other feeds have their turn."""
 CLOSING_S: Final = 0.1
 """A kept connection that ends this soon after a request was being closed when it was sent, and the source never
 saw it; later, it is trouble that has to be told."""
@@ -54,8 +53,6 @@ KEEP_CONNECTION_S: Final = 1.0
 """Servers give up idle connections after a few seconds, and one that just ends would fail the next request."""
 NO_CONTENT: Final = frozenset((204, 205, 304))
 """Answers with these are no errors, and have no content."""
-PIECE_BYTES_MAX: Final = 128 * 1024
-"""What unpacks at once: also as many blank lines as that take no parser a tenth of a second."""
 PACKED_BYTES_AT_ONCE: Final = 16 * 1024
 """It may be a thousand archives of nothing, and each of them copies what follows it."""
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -165,7 +162,7 @@ class Answer:
             return await self._link.receive()
         while True:
             # A little may hold much, and perhaps no record: others have to get their turn meanwhile.
-            await asyncio.sleep(0)
+            await others_turn()
             try:
                 piece = self._gunzip.take()
             except zlib.error:
@@ -465,37 +462,36 @@ class _Link:
                     raise SourceUnavailable(
                         f"{self.where}: sent more than {INFORMATION_MAX} provisional answers (1xx) and no other"
                     )
-                await asyncio.sleep(0)
+                await others_turn()
             if event is h11.NEED_DATA:
                 await self._hear()
                 if self._heard_last:
                     raise SourceUnavailable(f"{self.where}: closed by the peer before it answered")
 
     async def receive(self) -> bytes | bytearray:
+        while not (pieces := await in_turns(self._contents())):
+            if self._trouble is not None:
+                raise self._trouble
+            if self._is_over:
+                return b""
+            await self._hear()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _contents(self) -> Steps[list[Any]]:
+        """The content in what has been heard. h11 takes some ten microseconds for a chunk, however small."""
         pieces: list[Any] = []
-        events = 0
         while self._trouble is None and not self._is_over:
-            events += 1
-            if events % EVENTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-                if pieces:
-                    break
             try:
                 event = self._next_event()
             except SourceUnavailable as error:
                 self._trouble = error
                 break
+            if event is h11.NEED_DATA:
+                break
             if type(event) is h11.Data:
                 pieces.append(event.data)
-            elif event is h11.NEED_DATA:
-                if pieces:
-                    break
-                await self._hear()
-        if pieces:
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._trouble is not None:
-            raise self._trouble
-        return b""
+            yield
+        return pieces
 
     def end_cycle(self) -> None:
         """The answer has been read, or as much of it as was wanted: keep the connection if it is of use."""
@@ -577,9 +573,9 @@ class Gunzip:
                 if not self._left:
                     break
                 self._inflater = zlib.decompressobj(_GZIP)
-            piece = self._inflater.decompress(self._left, PIECE_BYTES_MAX)
+            piece = self._inflater.decompress(self._left, PIECE_BYTES)
             self.is_amid = not self._inflater.eof
-            self._has_more = self.is_amid and len(piece) == PIECE_BYTES_MAX
+            self._has_more = self.is_amid and len(piece) == PIECE_BYTES
             self._left = self._inflater.unconsumed_tail if self.is_amid else self._inflater.unused_data
         return piece
 

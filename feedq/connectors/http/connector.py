@@ -11,10 +11,8 @@ again, whole; only what is a whole JSON object or list at the certain end of an 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -22,18 +20,19 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions
 from feedq.connectors.http.polling import FRAMED, LINK, Poller
-from feedq.connectors.record_options import CursorOptions, FramingOptions
+from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import SourceUnavailable
-from feedq.records.framing import RECORD_BYTES_MAX, Framed, Framer, Steps, slices
+from feedq.records.framing import RECORD_BYTES_MAX, Framer, Refusal
 from feedq.records.pointer import is_json, parse_pointer
+from feedq.records.turns import PIECE_BYTES, Steps
 
 _POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes", "max_records")
 _FRAMING: Final = ("framing", "delimiter", "length_bytes", "length_order", "length_counts_itself")
 
 
-class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
+class HttpOptions(HttpRequestOptions, StreamOptions):
     """Options of a feed with ``connector: http``."""
 
     mode: Literal["stream", "poll"] = "stream"
@@ -113,29 +112,21 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
                 raise ValueError(f"{name} is of no use without {{cursor}} in url, headers or body")
         return self
 
-    def frame_whole(self, content: bytes) -> Steps[Framed | None]:
-        """The records of a content that has ended, as `Framed.records`: the last needs no end mark. None: it ends
-        amid one. Those that follow the first `max_records` and a piece are left out."""
+    def frame_whole(self, content: bytes) -> Steps[tuple[Sequence[bytes], Refusal | None] | None]:
+        """The records of a content that has ended, and why it cannot be read on after them. The last needs no end
+        mark. None: it ends amid one. Those that follow the first `max_records` and a piece are left out."""
         framer = self.stream_framer()
         records: list[bytes] = []
-        framed = Framed()
-        for piece in slices(content):
-            framed = framer.push(piece)
-            records += framed.each()
-            if framed.is_last or len(records) > self.max_records:
-                return replace(framed, lines=b"", records=tuple(records))
+        for start in range(0, len(content), PIECE_BYTES):
+            records += framer.push(content[start : start + PIECE_BYTES]).split()
+            if framer.refusal is not None or len(records) > self.max_records:
+                return records, framer.refusal
             yield
         if framer.pending:
-            last = self.frame_rest(framer)
-            if last is None:
+            if not self.end_mark:
                 return None
-            records += last.each()
-            framed = last
-        return replace(framed, lines=b"", records=tuple(records))
-
-    def frame_rest(self, framer: Framer) -> Framed | None:
-        """What a framer has kept back for want of an end mark; None if that would be no whole record."""
-        return framer.end(self.end_mark) if self.end_mark else None
+            records += framer.end(self.end_mark).split()
+        return records, framer.refusal
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         given = [name for name in names if name in self.model_fields_set]
@@ -167,44 +158,31 @@ class HttpConnector:
 
     async def _stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         options, context = self._options, self._context
-        framer, reader = options.stream_framer(), options.cursor_reader
         client = HttpClient(options, context, idle_timeout_s=options.idle_timeout_s)
         async with aclosing(client), client.ask(cursor) as answer:
             if answer.status in NO_CONTENT:
                 raise SourceUnavailable(f"{answer.where}: answered {answer.status}, and without content")
+            framer = options.stream_framer()
+            stream = options.record_stream(framer, context, where=answer.where, cursor=cursor)
             context.on_connected()
-            heard = False
             while data := await answer.receive():
-                heard = True
-                for piece in (data,) if options.framing == "lines" else slices(data):
-                    framed = framer.push(piece)
-                    if framed:
-                        if reader is not None:
-                            cursor = await reader.follow(framed, cursor)
-                        yield framed.batch(cursor=cursor, received_at=context.clock.now())
-                    if framed.is_last:
-                        raise options.refusal(framed, where=answer.where, cursor=cursor)
-                    if piece is not data:
-                        await asyncio.sleep(0)
+                for batch in stream.take(data):
+                    yield batch
             discarded = framer.pending
-            last = self._last(framer, answer) if discarded else None
-            if last is not None:
-                if reader is not None:
-                    cursor = await reader.follow(last, cursor)
-                yield last.batch(cursor=cursor, received_at=context.clock.now())
+            for batch in stream.batches(self._last(framer, answer)):
                 discarded = 0
-        raise _closed(answer, discarded=discarded, heard=heard)
+                yield batch
+        raise _closed(answer, discarded=discarded, heard=stream.was_heard)
 
-    def _last(self, framer: Framer, answer: Answer) -> Framed | None:
+    def _last(self, framer: Framer, answer: Answer) -> Records:
         """The record at the end of an answer that has no end mark, if it is sure to be whole."""
-        if self._options.format != "json" or not answer.is_delimited:
-            return None
-        framed = self._options.frame_rest(framer)
-        if not framed:
-            return None
-        (record,) = framed.each()
+        is_sure = self._options.format == "json" and answer.is_delimited and self._options.end_mark
+        if not framer.pending or not is_sure:
+            return Records()
+        (record,) = (last := framer.end(self._options.end_mark)).split() or (b"",)
         # The beginning of a number is a number, but that of an object is nothing.
-        return framed if record.lstrip()[:1] in (b"{", b"[") and is_json(record) else None
+        is_whole = record.lstrip()[:1] in (b"{", b"[") and is_json(record)
+        return last if is_whole else Records()
 
 
 def _closed(answer: Answer, *, discarded: int, heard: bool) -> SourceUnavailable:

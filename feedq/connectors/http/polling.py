@@ -31,10 +31,12 @@ import msgspec
 
 from feedq.connectors.base import Context
 from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
-from feedq.records.framing import BYTE_ORDER_MARK, SLICE_BYTES, CursorReader, Framed, Steps, in_turns
+from feedq.records.cursor import CursorReader
+from feedq.records.framing import BYTE_ORDER_MARK, Refusal
 from feedq.records.pointer import MISSING, TextPointers, is_json
+from feedq.records.turns import PIECE_BYTES, Steps, in_turns
 
 if TYPE_CHECKING:
     from feedq.connectors.http.connector import HttpOptions
@@ -172,7 +174,7 @@ def digest(records: Sequence[bytes]) -> Steps[str]:
         hashed.update(b"%d:" % len(record))
         hashed.update(record)
         size += len(record)
-        if number % _STEP_RECORDS == 0 or size > SLICE_BYTES:
+        if number % _STEP_RECORDS == 0 or size > PIECE_BYTES:
             size = 0
             yield
     return hashed.hexdigest()
@@ -381,7 +383,7 @@ class Poller:
                 is_early = bool(step.page or (self._page and answer.refusal))
                 holds = is_early and self._answer_cursor is not None
                 kept = PollCursor(at=self._began_at) if holds else step.after
-                yield Framed.of(step.new).batch(cursor=kept.as_cursor(), received_at=now)
+                yield Records.of(step.new).batch(cursor=kept.as_cursor(), received_at=now)
             if answer.refusal is not None:
                 raise answer.refusal
             self._position, self._page = step.after, step.page
@@ -425,14 +427,13 @@ class Poller:
 
     async def _read(self, answer: Answer, body: bytes, client: HttpClient) -> PollAnswer:
         at = self._position.at
-        records, is_last = await self._records(answer, body)
-        if is_last is not None:
-            refusal = self._options.refusal(is_last, where=answer.where, cursor=at)
-            return PollAnswer(records, at, refusal=refusal)
+        records, why = await self._records(answer, body)
+        if why is not None:
+            return PollAnswer(records, at, refusal=self._options.refuse(answer.where, why, at))
         if self._record_cursor is not None:
-            at = await self._record_cursor.follow(Framed(records=tuple(records)), at)
+            at = await in_turns(self._record_cursor.search(Records(records=tuple(records)), at))
         elif self._answer_cursor is not None:
-            found = await self._answer_cursor.follow(Framed(records=(body,)), at)
+            found = self._answer_cursor.after(Records(records=(body,)), at)
             if found == at and body and not is_json(body):
                 # It stays what it was only if the answer says so, and what cannot be parsed says nothing.
                 raise _no_json(answer)
@@ -445,8 +446,8 @@ class Poller:
             modified=answer.headers.get("last-modified", ""),
         )
 
-    async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Framed | None]:
-        """The records, up to one that cannot land; and if there is one, what a framer would say of it."""
+    async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Refusal | None]:
+        """The records, up to one that cannot land; and if there is one, why it cannot."""
         options = self._options
         if not body:
             return (), None
@@ -454,14 +455,14 @@ class Poller:
             framed = await in_turns(options.frame_whole(body))
             if framed is None:
                 raise SourceUnavailable(f"{answer.where}: its answer ends in the middle of a record")
-            if len(framed.records) > options.max_records:
+            if len(framed[0]) > options.max_records:
                 raise self._too_many(answer)
-            return framed.records, framed if framed.is_last else None
+            return framed
         if options.records is not None:
             elements = await self._elements(answer, body, options.records)
-            return elements.texts, Framed(oversize=True) if elements.oversize else None
+            return elements.texts, Refusal.OVERSIZE if elements.oversize else None
         if len(body) > options.max_record_bytes:
-            return (), Framed(oversize=True)
+            return (), Refusal.OVERSIZE
         if options.format == "json" and _LIST.match(body):
             said = 'the answer is a list, which lands as one row; with source.records: "" each element is a record'
             self._context.on_notice("records", said)

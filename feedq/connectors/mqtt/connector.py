@@ -13,7 +13,6 @@ noticed (`LogEvent.SOURCE_GAP`), and its topics, so that those taken out of the 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import lru_cache, partial
 from secrets import token_hex
@@ -60,9 +59,6 @@ _REFUSALS: Final[Mapping[int, str]] = {
     0x8C: "source.username and source.password",
 }
 """Reasons that another try cannot mend, and what to look at. Those of 3.1.1 come as the same numbers."""
-
-MESSAGES_AT_ONCE = 500
-"""After so many that waited the other feeds have their turn: to acknowledge one takes paho about 50 us."""
 
 
 class MqttOptions(MessageOptions):
@@ -176,15 +172,12 @@ class MqttConnector:
         try:
             self._context.on_connected()
             while True:
-                messages = await link.inbox.take()
-                for start in range(0, len(messages), MESSAGES_AT_ONCE):
-                    taken = self._take(messages[start : start + MESSAGES_AT_ONCE])
-                    batch = acknowledgements.batch(taken, cursor=cursor, received_at=clock.now())
-                    if batch is not None:
-                        yield batch
-                    if taken.failure is not None:
-                        raise taken.failure
-                    await asyncio.sleep(0)
+                taken = self._take(await link.inbox.take())
+                batch = acknowledgements.batch(taken, cursor=cursor, received_at=clock.now())
+                if batch is not None:
+                    yield batch
+                if taken.failure is not None:
+                    raise taken.failure
         except SourceUnavailable:
             # Nobody sends those again.
             rest = self._take([message for message in link.inbox.rest() if not message.number])

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, Final, Literal, NamedTuple
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
@@ -32,12 +31,10 @@ from feedq.connectors.messages import Inbox
 from feedq.connectors.mqtt.packets import PacketFilter, PacketRefusal
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
-from feedq.records.framing import TURN_S, slices
+from feedq.records.turns import Steps, in_turns
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the broker is held back."""
-PACKETS_AT_ONCE: Final = 256
-"""After so many the other feeds have their turn, and after `TURN_S` at the latest."""
 UNSENT_BYTES_MAX: Final = 2**20
 """Bounds what a broker that sends and does not read can make us keep: 262,144 acknowledgements."""
 TICK_S: Final = 1.0
@@ -251,8 +248,7 @@ class MqttLink:
                 size = len(received)
                 self._room.take(size)
                 try:
-                    for piece in slices(received):
-                        await self._take_piece(piece)
+                    await self._take_piece(received)
                 finally:
                     self._room.give_back(size)
             self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
@@ -263,15 +259,11 @@ class MqttLink:
         self._socket.feed(piece)
         while not self._socket.is_dry and not self.is_lost:
             await self._may_read.wait()
-            self._take_packets()
-            await asyncio.sleep(0)
+            await in_turns(self._take_packets())
 
-    def _take_packets(self) -> None:
-        """Take the packets that there are, up to a bound."""
-        began = perf_counter()
-        for _ in range(PACKETS_AT_ONCE):
-            if self.is_lost or self._socket.is_dry or perf_counter() - began >= TURN_S:
-                return
+    def _take_packets(self) -> Steps[None]:
+        """Take the packets that there are, until the inbox is full."""
+        while not self.is_lost and not self._socket.is_dry:
             self._step(self._client.loop_read)
             if self._socket.packet_filter.refusal is not None:
                 self._refuse(self._socket.packet_filter.refusal)
@@ -279,6 +271,7 @@ class MqttLink:
             if self.inbox.is_full:
                 self._stop_reading()
                 return
+            yield
 
     def _stop_reading(self) -> None:
         self.pause()

@@ -32,7 +32,6 @@ from feedq.connectors.wire.connection import Connection
 from feedq.core.model import JSON
 from feedq.core.values import read_json
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
-from feedq.records.framing import slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the server is held back."""
@@ -379,9 +378,7 @@ class NatsClient:
                 received = await self._connection.receive()
                 if not received:
                     raise SourceUnavailable(f"{self._where}: closed by the server")
-                for piece in slices(received):
-                    self._take(self._parser.push(piece))
-                    await asyncio.sleep(0)  # the other feeds have their turn after each piece
+                self._take(self._parser.push(received))
         except FeedqError as error:
             self.fail(error)
         except ValueError as error:

@@ -36,9 +36,8 @@ from feedq.connectors.redis.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut,
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records
 from feedq.errors import EndReached, FeedMisconfigured, SourceUnavailable
-from feedq.records.framing import Framed
 
 PORT = 6379
 BLOCK_MS_MAX: Final = 5_000
@@ -365,7 +364,8 @@ class RedisConnector:
         return StreamEntry(stream, entry_id, values, "" if wanted else too_large)
 
     def _batch(self, records: Sequence[bytes], positions: Mapping[bytes, Id]) -> Batch:
-        return Framed.of(records).batch(cursor=_cursor(positions), received_at=self._context.clock.now())
+        cursor, now = _cursor(positions), self._context.clock.now()
+        return Records.of(records).batch(cursor=cursor, received_at=now)
 
     def _refusal(
         self, entry: StreamEntry, record: bytes, positions: Mapping[bytes, Id]

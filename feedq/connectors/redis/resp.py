@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import SourceSilent, SourceUnavailable
-from feedq.records.framing import slices
 
 READ_AHEAD_BYTES: Final = 256 * 1024
 """What may wait to be read before the server is held back."""
@@ -51,8 +50,6 @@ class RedisLink:
     def __init__(self, connection: Connection, *, where: object) -> None:
         self._connection = connection
         self._where = where
-        self._pieces: Iterator[bytes | bytearray] = iter(())
-        """What was received and has its turn later."""
         self._buffer = b""
         self._at = 0
         self.idle_timeout_s = 0.0
@@ -169,22 +166,15 @@ class RedisLink:
         return text
 
     async def _read(self) -> None:
-        # However much has come, the other feeds have their turn after each piece of it.
-        await asyncio.sleep(0)
-        piece = next(self._pieces, None)
-        if piece is None:
-            try:
-                async with asyncio.timeout(self.idle_timeout_s or None):
-                    received = await self._connection.receive()
-            except TimeoutError:
-                raise SourceSilent(
-                    f"{self._where}: connected, but no answer for {self.idle_timeout_s:g} s "
-                    "(source.idle_timeout_s)"
-                ) from None
-            if not received:
-                raise SourceUnavailable(f"{self._where}: closed by the server")
-            self._pieces = slices(received)
-            piece = next(self._pieces)
+        try:
+            async with asyncio.timeout(self.idle_timeout_s or None):
+                piece = await self._connection.receive()
+        except TimeoutError:
+            raise SourceSilent(
+                f"{self._where}: connected, but no answer for {self.idle_timeout_s:g} s (source.idle_timeout_s)"
+            ) from None
+        if not piece:
+            raise SourceUnavailable(f"{self._where}: closed by the server")
         self._buffer, self._at = self._buffer[self._at :] + piece, 0
 
 

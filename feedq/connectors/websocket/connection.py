@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum, auto
 from math import inf
-from time import perf_counter
 from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
@@ -43,7 +41,8 @@ from feedq.connectors.wire.request import TOKEN, RequestOptions, retry_after_s, 
 from feedq.core.clock import Clock
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.records.framing import RECORD_BYTES_MAX, TURN_S, slices
+from feedq.records.framing import RECORD_BYTES_MAX
+from feedq.records.turns import in_turns
 from feedq.secrets import Masker
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -123,8 +122,6 @@ class Websocket:
         self._trouble: SourceUnavailable | None = None
         """Why we gave the connection up."""
         self._was_heard = False
-        self._unread: deque[bytes | bytearray] = deque()
-        """What was received and has its turn later, in pieces."""
         self._is_listening = False
         self._loop = asyncio.get_running_loop()
         self._pulse = Pulse(
@@ -146,14 +143,12 @@ class Websocket:
         self._is_listening = True
         try:
             while self._reader.is_open and self._trouble is None:
-                if self._has_unread:
-                    await asyncio.sleep(0)  # whatever one source sends, the others get their turn
-                elif received := await self._connection.receive():
-                    self._was_heard = True
-                    self._unread.extend(slices(received))
-                else:
+                received = await self._connection.receive()
+                if not received:
                     break
-                messages = self._read()
+                self._was_heard = True
+                messages = await in_turns(self._reader.push(received))
+                self._pulse.heard(self._loop.time(), message=self._reader.brought_data)
                 self._flush()
                 if messages:
                     self._answer_later()
@@ -161,27 +156,6 @@ class Websocket:
         finally:
             self._is_listening = False
         return []
-
-    def _read(self) -> list[bytes]:
-        """The messages in what has arrived, as far as they can be read in one turn."""
-        began = perf_counter()
-        messages: list[bytes] = []
-        brought_data = False
-        while self._reader.is_open and self._has_unread:
-            messages += self._reader.push(b"" if self._reader.is_behind else self._unread.popleft())
-            brought_data = brought_data or self._reader.brought_data
-            if self._reader.is_behind or perf_counter() - began >= TURN_S:
-                break
-        self._pulse.heard(self._loop.time(), message=brought_data)
-        return messages
-
-    @property
-    def _has_unread(self) -> bool:
-        return self._reader.is_behind or bool(self._unread)
-
-    def _waiting(self) -> bytes:
-        """What has arrived and was not read."""
-        return b"".join((*self._unread, self._connection.peek()))
 
     def send(self, text: bytes) -> None:
         """Send a message. Raises `SourceUnavailable` if the source does not read what it is sent."""
@@ -196,7 +170,7 @@ class Websocket:
         self._timer = self._answerer = None
         self._connection.close()
 
-    def ending(self, *, after: str) -> FeedqError:
+    def ending(self, *, after: str = "") -> FeedqError:
         """Why there are no more messages; ``after`` says behind what."""
         if self._trouble is not None:
             return self._trouble
@@ -243,7 +217,7 @@ class Websocket:
         if not (self._reader.is_open and self._connection.is_open):
             return  # it is over, and whoever takes the last messages is about to hear why
         now = self._loop.time()
-        if self._connection.buffered or self._has_unread:
+        if self._connection.buffered:
             # Unless somebody is about to take it, it is we who do not listen: the source cannot be called silent.
             self._pulse.heard(now, message=not self._is_listening)
         options, where = self._options, self._options.location
@@ -284,7 +258,7 @@ class Websocket:
         # A connection that has ended has nobody to answer to.
         if self._is_listening or not (self._reader.is_open and self._connection.is_open):
             return
-        ping = self._reader.last_ping(self._waiting())
+        ping = self._reader.last_ping(self._connection.peek())
         if ping is not None:
             self._protocol.send_pong(ping)
         if self._flushed():

@@ -18,18 +18,16 @@ import msgspec
 from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
+from feedq.connectors.reading import RecordStream
 from feedq.connectors.record_options import CursorOptions, line_framer
 from feedq.connectors.websocket.connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.wire.remote import check_template
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON, Batch, Records, as_lines
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
     LF,
-    Framed,
     HeaderlessFramer,
-    Steps,
-    as_lines,
-    in_turns,
+    Refusal,
 )
 from feedq.records.pointer import MISSING, Missing, TextPointers, parse_pointer
 from feedq.records.template import fill_in
@@ -80,12 +78,9 @@ class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):
                 parse_pointer(pointer)
         return rules
 
-    def message_framer(self) -> MessageFramer:
-        return MessageFramer(self)
-
 
 class Ignored:
-    """Leaves out the records that one of the rules matches. A record that is not JSON is kept."""
+    """Knows the records that one of the rules matches. None does that is not JSON."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         places: dict[str, int] = {}
@@ -95,11 +90,7 @@ class Ignored:
         ]
         self._find = TextPointers(tuple(places)).find
 
-    def take(self, framed: Framed) -> Steps[Framed]:
-        """What is left."""
-        return framed.without(self._matches)
-
-    def _matches(self, record: bytes) -> bool:
+    def matches(self, record: bytes) -> bool:
         try:
             found = [_scalar(text) for text in self._find(record)]
         except ValueError:
@@ -122,8 +113,10 @@ def _is(found: object, value: JSON) -> bool:
 class MessageFramer:
     """Records out of messages."""
 
+    refusal: Refusal | None = None
+    """No line is longer than its message, which the connection has judged."""
+
     def __init__(self, options: WebsocketOptions) -> None:
-        # A line never is longer than the message it stands in.
         lines = line_framer(options.csv, options.max_record_bytes)
         if options.csv is not None and options.csv.header:
             lines = HeaderlessFramer(lines, options.csv)
@@ -132,25 +125,28 @@ class MessageFramer:
         """Whether a byte order mark may stand before the first message."""
         self._is_csv = options.csv is not None
         self._one_each = options.split == "message"
-        self.ignored = Ignored(options.ignore) if options.ignore else None
-        """Leaves out records that are no part of the feed."""
+        self._ignored = Ignored(options.ignore) if options.ignore else None
 
-    def frame(self, messages: list[bytes]) -> Framed:
-        """The records of some messages, with those to be ignored; perhaps none."""
+    def push(self, messages: list[bytes]) -> Records:
+        """The records of some messages, but for those to be ignored; perhaps none."""
         if self._may_be_marked and messages:
             messages[0] = messages[0].removeprefix(BYTE_ORDER_MARK)
             self._may_be_marked = False
+        records = self._records(messages)
+        return records if self._ignored is None else records.leaving_out(self._ignored.matches)
+
+    def _records(self, messages: list[bytes]) -> Records:
         if self._is_csv:
-            return Framed.of([record for message in messages for record in self._rows(message)])
+            return Records.of([record for message in messages for record in self._rows(message)])
         if not self._one_each:
             return self._lines.push(as_lines(messages))
-        return Framed.of(messages if all(messages) else list(filter(None, messages)))
+        return Records.of(messages if all(messages) else list(filter(None, messages)))
 
     def _rows(self, message: bytes) -> Iterator[bytes]:
         """The records of CSV in a message. Its end closes a quote, whatever the next one begins with."""
-        yield from self._lines.push(message + LF).each()
+        yield from self._lines.push(message + LF).split()
         if self._lines.pending:
-            yield from self._lines.end(LF).each()
+            yield from self._lines.end(LF).split()
 
 
 class WebsocketConnector:
@@ -171,24 +167,25 @@ class WebsocketConnector:
             FeedMisconfigured: refused credentials, a message over the limit, a cursor that cannot be kept, a wrong
                 TLS file.
         """
-        framer = self._options.message_framer()
-        reader = self._options.cursor_reader
         websocket = await open_websocket(self._options, cursor, self._context)
+        reader = self._options.cursor_reader
+        stream = RecordStream(
+            MessageFramer(self._options),
+            self._context,
+            cursor=cursor,
+            follow=None if reader is None else reader.after,
+            refuse=lambda *_: websocket.ending(),
+        )
         try:
             for message in self._subscriptions(cursor):
                 websocket.send(message)
             self._context.on_connected()
             while messages := await websocket.receive():
-                framed = framer.frame(messages)
-                if framer.ignored is not None:
-                    framed = await in_turns(framer.ignored.take(framed))
-                if framed:
-                    if reader is not None:
-                        cursor = await reader.follow(framed, cursor)
-                    yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
+                for batch in stream.take(messages):
+                    yield batch
         finally:
             websocket.close()
-        raise websocket.ending(after=f"after cursor {show_cursor(cursor)}")
+        raise websocket.ending(after=f"after cursor {show_cursor(stream.cursor)}")
 
     def _subscriptions(self, cursor: JSON) -> list[bytes]:
         context, resumed_after = self._context, self._options.resumed_after(cursor)

@@ -12,9 +12,9 @@ Invariants, whatever the stream and however it was cut into pieces:
   agree where the next one begins;
 * nothing is cut out while a message is in fragments or after the library has closed the connection: what comes
   then is an error, which the library knows best;
-* memory is bounded by one message and one piece;
-* a push has the library read `FRAMES_AT_ONCE` frames at most, because each takes some microseconds; what is left
-  waits as it came.
+* memory is bounded by one message and one piece.
+
+A push is in steps, of one frame that the library reads and of as many whole messages as come before it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
-FRAMES_AT_ONCE: Final = 1000
-"""Of those that the library reads: about ten milliseconds."""
+from feedq.records.turns import Steps
+
 FRAGMENTS_MAX: Final = 64 * 1024
 """A message in more frames than this, empty ones perhaps, does not come to an end."""
 
@@ -55,9 +55,7 @@ class MessageReader:
         self._owed = 0
         """Bytes of a frame still to come, the rest of which the library has."""
         self._tail = b""
-        """What could not be read yet: the beginning of a frame's header, or all that a push left for the next."""
-        self.is_behind = False
-        """Whether the last push left something that can be read: another one, of nothing, goes on with it."""
+        """The beginning of a frame's header."""
         self.is_endless = False
         """Whether a message had more than `FRAGMENTS_MAX` fragments; there will be no more messages."""
         self._fragment_count = 0
@@ -75,20 +73,15 @@ class MessageReader:
     def is_amid_message(self) -> bool:
         return bool(self._owed or self._tail) or self._fragments is not None
 
-    def push(self, data: bytes | bytearray) -> list[bytes]:
+    def push(self, data: bytes | bytearray) -> Steps[list[bytes]]:
         """The messages completed by ``data``; what the library answers waits in its `data_to_send`."""
         stream = self._tail + data
         self._tail = b""
         self._scanned_to = 0
         self.brought_data = self._owed > 0
-        self.is_behind = False
         messages: list[bytes] = []
         at = self._hand_over(stream, 0, self._owed, messages)
-        frames = 0
         while at < len(stream) and self.is_open:
-            if frames >= FRAMES_AT_ONCE:
-                self._tail, self.is_behind = stream[at:], True
-                break
             if self._fragments is None:
                 at = cut_whole_messages(stream, at, self._max, messages)
             size = _frame_size(stream, at)
@@ -96,7 +89,7 @@ class MessageReader:
                 self._tail = stream[at:]
                 break
             at = self._hand_over(stream, at, size, messages)
-            frames += 1
+            yield
         self.brought_data = self.brought_data or bool(messages or self._owed)
         return messages
 

@@ -24,6 +24,7 @@ from feedq.connectors.base import Context, Room
 from feedq.connectors.wire.dialing import GuardedSocket, bounded, dial_host, explain
 from feedq.connectors.wire.remote import ConnectionOptions, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
+from feedq.records.turns import PIECE_BYTES, others_turn
 
 READ_BYTES = 256 * 1024
 """What is read from a socket at once, hence how far ``buffer_bytes`` may be overshot."""
@@ -53,6 +54,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._scratch = _scratch.memory
         self._buffer = bytearray()
+        self._is_cut = False
+        """Whether the last piece was not all that had arrived."""
         self._held = 0
         """What of ``room`` is taken for the buffer."""
         self._transport: asyncio.Transport | None = None
@@ -81,21 +84,30 @@ class Connection(asyncio.BufferedProtocol):
         return not self._lost
 
     async def receive(self) -> bytearray:
-        """Returns everything that has arrived since the last call, at least one byte; nothing at the end.
+        """Returns what has arrived since the last call: at least one byte and at most `PIECE_BYTES`, nothing at
+        the end. Between two pieces of what arrived at once, the others of the loop have their turn.
 
         Raises:
             SourceUnavailable: the connection broke, and all that had arrived before was taken.
             SourceSilent: the same, for want of a sign of life.
         """
+        if self._is_cut:
+            await others_turn()
         while not self._buffer:
             if isinstance(self._lost, SourceUnavailable):
                 raise self._lost
             if self._lost:
                 return self._buffer
             await self._woken()
+        self._is_cut = len(self._buffer) > PIECE_BYTES
+        if self._is_cut:
+            taken = self._buffer[:PIECE_BYTES]
+            del self._buffer[:PIECE_BYTES]
+            self._give_back(PIECE_BYTES)
+            return taken
         # The buffer changes hands as it is: no copy, and the next one begins small again.
         taken, self._buffer = self._buffer, bytearray()
-        self._give_back()
+        self._give_back(self._held)
         if self.is_paused and not self._lost:
             assert self._transport is not None
             self.is_paused = False
@@ -152,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Cut the connection at once; what has not been sent is dropped. May be repeated."""
         self._end(True)
-        self._give_back()
+        self._give_back(self._held)
         if self._transport is not None:
             self._transport.abort()
 
@@ -198,9 +210,9 @@ class Connection(asyncio.BufferedProtocol):
             self._idle_timer = None
         self._wake()
 
-    def _give_back(self) -> None:
-        self._room.give_back(self._held)
-        self._held = 0
+    def _give_back(self, size: int) -> None:
+        self._room.give_back(size)
+        self._held -= size
 
     async def _woken(self) -> None:
         waiter = self._waiter = self._loop.create_future()
