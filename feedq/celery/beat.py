@@ -39,7 +39,8 @@ from feedq.settings import Settings, settings
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics_port import watch_threads
 from feedq.verbs.alerts import AlertSender
-from feedq.worker.threads import Outbox, SerialExecutor
+from feedq.worker.thread_pool import Lane, ThreadPool
+from feedq.worker.threads import Outbox
 
 CAMPAIGN_S = 0.2
 """The pause between two tries to be elected: a killed leader is replaced at once by a beat that waits for its
@@ -114,7 +115,7 @@ class ElectionCandidate(Thread):
         self._holder = uuid4()
         self._rng = Random()
         self._stopping = Event()
-        self._passes = SerialExecutor("feedq-passes")
+        self._passes = Lane(ThreadPool())
         self._election: Election | None = None
         self._leads_until = float("-inf")
         self._check_after = float("-inf")

@@ -183,6 +183,7 @@ class FeedqStep(bootsteps.StartStopStep):
             is_trusted=lambda: supervisor.lease_keeper.trusted,
             call=TaskCaller(worker.app, s.imports),
             count=places.job_slots,
+            threads=worker.pool.threads,
         )
         supervisor.lease_keeper.session_observer = jobs
         if not start_supervisor(supervisor, s):

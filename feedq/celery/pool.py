@@ -5,9 +5,13 @@ committed (`TaskCallbacks.accepted`), because from then on the lease brings the 
 Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so that neither
 500 streams nor a full set of jobs can starve it.
 
-Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
-own: never on the loop, and never on the lease client's. A warm shutdown waits for running jobs, as Celery's
+Celery's callbacks send events, and may block while the broker is away. They are called one after the other on a
+thread: never on the loop, and never on the lease client's. A warm shutdown waits for running tasks, as Celery's
 pools do, and for nothing else that may hang.
+
+What Celery's pools cannot do, and this one is for: terminate one task of many in a process
+(`celery.concurrency.thread.TaskPool` has no ``terminate_job``), acknowledge a task neither at its start nor at its
+end, and keep a window of messages (`num_processes`) that is not the number of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -27,10 +30,11 @@ from kombu.serialization import loads
 
 from feedq.celery.broker import settle
 from feedq.celery.tasks import RECONCILE, STREAM_FEED, parse_key
+from feedq.core.model import FeedKey
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
-from feedq.worker.threads import SerialExecutor
+from feedq.worker.thread_pool import Lane, ThreadPool
 
 CLAIM_WINDOW = 256
 """Messages of `stream_feed` that a worker takes before it acknowledges: fewer, and round trips to the broker pace
@@ -42,8 +46,8 @@ logger = log(__name__)
 
 
 class StreamPool(BasePool):
-    """The pool of a worker runs feeds as coroutines on one event loop, and jobs on threads. ``-c`` is the
-    number of feeds that it holds; job threads come on top."""
+    """The pool of a worker runs feeds as coroutines on one event loop, and tasks on threads. ``-c`` is the
+    number of feeds that it holds; threads come on top."""
 
     body_can_be_buffer = True
     signal_safe = False
@@ -52,10 +56,11 @@ class StreamPool(BasePool):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.supervisor: Supervisor | None = None
-        self._jobs: ThreadPoolExecutor | None = None
-        self._running_jobs: set[Future[Any]] = set()
-        self._control = SerialExecutor("feedq-control")
-        self._callbacks = SerialExecutor("feedq-callbacks")
+        self.threads = ThreadPool()
+        """All threads of this worker that run jobs, tasks and callbacks."""
+        self._tasks = Lane(self.threads, width=settings().job_slots)
+        self._control = Lane(self.threads)
+        self._callbacks = Lane(self.threads)
 
     @property
     def num_processes(self) -> int:
@@ -65,33 +70,26 @@ class StreamPool(BasePool):
         """
         return settings().job_slots + CLAIM_WINDOW
 
-    def on_start(self) -> None:
-        self._jobs = ThreadPoolExecutor(settings().job_slots, "feedq-job")
-
     def on_stop(self) -> None:
-        """Warm shutdown: running jobs may finish, waiting ones stay with the broker."""
-        self._shut(wait=True)
+        """Warm shutdown: running tasks may finish, waiting ones stay with the broker."""
+        self._tasks.close(timeout_s=None, drop_waiting=True)
+        self._control.close(timeout_s=CLOSE_GRACE_S, drop_waiting=True)
+        self._callbacks.close(timeout_s=CLOSE_GRACE_S, drop_waiting=False)
 
     def on_terminate(self) -> None:
-        self._shut(wait=False)
-
-    def _shut(self, *, wait: bool) -> None:
-        if self._jobs is not None:
-            self._jobs.shutdown(wait=wait, cancel_futures=True)
-        grace_s = CLOSE_GRACE_S if wait else 0.0
-        self._control.close(timeout_s=grace_s, drop_waiting=True)
-        self._callbacks.close(timeout_s=grace_s, drop_waiting=not wait)
+        for lane in (self._tasks, self._control, self._callbacks):
+            lane.close(timeout_s=0.0, drop_waiting=True)
 
     @property
     def is_busy(self) -> bool:
         """Whether ordinary tasks run."""
-        return bool(self._running_jobs)
+        return self._tasks.is_busy
 
     def run_control(self, job: Callable[[], object]) -> None:
         """Run something in the reserved thread."""
         if self.active:
             with contextlib.suppress(RuntimeError):  # closed in the meantime
-                self._control.submit(_watched, job)
+                self._control.submit(partial(_watched, job))
 
     def on_apply(
         self,
@@ -102,20 +100,15 @@ class StreamPool(BasePool):
         accept_callback: Callable[..., Any] | None = None,
         **_: Any,
     ) -> Running:
-        assert self._jobs is not None
         if args and args[0] == STREAM_FEED:
             return self._stream(args, callback, accept_callback)
-        executor = self._control if args and args[0] == RECONCILE else self._jobs
+        lane = self._control if args and args[0] == RECONCILE else self._tasks
         try:
-            future = executor.submit(apply_target, target, args, kwargs, callback, accept_callback)
+            future = lane.submit(partial(apply_target, target, args, kwargs, callback, accept_callback))
         except RuntimeError:
             # The pool is closing: not acknowledged, the message stays with the broker.
             return Running()
-        if executor is self._jobs:
-            self._running_jobs.add(future)
-            future.add_done_callback(self._running_jobs.discard)
-        running = Running(future=future)
-        # Celery itself keeps a weak reference only.
+        running = Running(future.cancel)
         future.add_done_callback(running.done)
         future.add_done_callback(partial(settle, accept_callback, self.call_later))
         return running
@@ -126,34 +119,29 @@ class StreamPool(BasePool):
         callback: Callable[..., Any] | None,
         accept_callback: Callable[..., Any] | None,
     ) -> Running:
-        running = Running()
-        stream = _Stream(self, running, callback, accept_callback)
-        hooks = TaskCallbacks(stream.accepted, stream.finished)
+        stream = _Stream(self, callback, accept_callback)
         try:
-            key = parse_key(_positional(args))
+            key = _key(args)
         except Exception as error:  # noqa: BLE001 -- whatever a forged message can make a decoder raise
             logger.warning(LogEvent.MESSAGE_DROPPED, task_id=str(args[1])[:80], why=repr(error)[:200])
-            hooks.accepted()
-            hooks.finished("dropped: not a stream_feed message")
-            return running
-        supervisor = self.supervisor
-        if supervisor is None:
-            hooks.accepted()
-            hooks.finished("dropped: this worker is not ready")
-            return running
-        running.cancel_with(partial(supervisor.cancel, key[0]))
-        supervisor.offer(key, hooks)
-        return running
+            stream.drop("not a stream_feed message")
+            return stream
+        if self.supervisor is None:
+            stream.drop("this worker is not ready")
+            return stream
+        stream.cancel = partial(self.supervisor.cancel, key[0])
+        self.supervisor.offer(key, TaskCallbacks(stream.accepted, stream.finished))
+        return stream
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Terminate nothing by pid: all tasks share this process. `Running.terminate` ends the one that is
         meant."""
 
-    def call_later(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call it on the callbacks' thread."""
+    def call_later(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call it on the thread of callbacks."""
         # Not when the pool is closing: an ack that is not sent lets the message come back, a stale one, dropped.
         with contextlib.suppress(RuntimeError):
-            self._callbacks.submit(_safely, function, *args, **kwargs)
+            self._callbacks.submit(partial(_safely, function, *args))
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
@@ -161,81 +149,72 @@ class StreamPool(BasePool):
         return info | {"feeds": feeds, "job-slots": settings().job_slots}
 
 
-class _Stream:
+class Running:
+    """The handle by which Celery terminates a task under way. Celery itself keeps a weak reference to it only:
+    whatever calls `done` keeps it until then."""
+
+    __slots__ = ("__weakref__", "cancel")
+
+    def __init__(self, cancel: Callable[[], object] | None = None) -> None:
+        self.cancel = cancel
+        """Ends the task, from any thread; None once it is over."""
+
+    def done(self, _: object = None) -> None:
+        self.cancel = None
+
+    def terminate(self, signal: Any = None) -> None:
+        """A stream stops and its feed is placed again; a task that waits is dropped, one that runs goes on."""
+        if self.cancel is not None:
+            self.cancel()
+
+
+class _Stream(Running):
     """Tells Celery what becomes of one feed's task."""
 
-    __slots__ = ("_accept_callback", "_callback", "_pool", "_request", "_running", "_started")
+    __slots__ = ("_accept_callback", "_callback", "_pool", "_started")
 
     def __init__(
         self,
         pool: StreamPool,
-        running: Running,
         callback: Callable[..., Any] | None,
         accept_callback: Callable[..., Any] | None,
     ) -> None:
+        super().__init__()
         self._pool = pool
-        # Celery itself keeps a weak reference only: this one holds as long as the stream does.
-        self._running = running
         self._callback, self._accept_callback = callback, accept_callback
-        # Found through Celery's own bound method: the way to send events under its task id.
-        self._request = getattr(accept_callback, "__self__", None)
         self._started = monotonic()
 
     def accepted(self) -> None:
         if self._accept_callback is not None:
-            self._pool.call_later(_accept, self._accept_callback, self._request)
+            self._pool.call_later(_accept, self._accept_callback)
             self._accept_callback = None
 
     def finished(self, why: str) -> None:
-        self._running.done()
+        self.done()
         if self._callback is not None:
             self._pool.call_later(self._callback, (0, why, monotonic() - self._started))
 
-
-class Running:
-    """The handle by which Celery terminates a task under way."""
-
-    __slots__ = ("__weakref__", "_cancel", "_future")
-
-    def __init__(self, *, future: Future[Any] | None = None) -> None:
-        self._future = future
-        self._cancel: Callable[[], None] | None = None
-
-    def cancel_with(self, cancel: Callable[[], None]) -> None:
-        """Set what ends the task, from any thread, until it is `done`."""
-        self._cancel = cancel
-
-    def done(self, _: object = None) -> None:
-        """Note that the task is over: there is nothing left to end."""
-        self._cancel = self._future = None
-
-    def get(self, timeout: float | None = None) -> Any:
-        return self._future.result(timeout) if self._future is not None else None
-
-    def terminate(self, signal: Any = None) -> None:
-        """A stream stops and its feed is placed again; a job that waits is dropped, one that runs goes on."""
-        if self._cancel is not None:
-            self._cancel()
-        elif self._future is not None:
-            self._future.cancel()
+    def drop(self, why: str) -> None:
+        self.accepted()
+        self.finished(f"dropped: {why}")
 
 
-def _positional(args: tuple[Any, ...]) -> Any:
-    """The positional arguments of a message. Raises whatever a forged one can make a decoder raise."""
+def _key(args: tuple[Any, ...]) -> FeedKey:
+    """The key in a message. Raises whatever a forged one can make a decoder raise."""
     _, _, _, body, content_type, content_encoding = args
     # JSON and nothing else: a forged content type must not choose the decoder.
     positional, _, _ = loads(body, content_type, content_encoding, accept={"application/json"})
-    return positional
+    return parse_key(positional)
 
 
-def _accept(accept_callback: Callable[..., Any], request: Any) -> None:
+def _accept(accept_callback: Callable[..., Any]) -> None:
     """Tell Celery, which acknowledges the message; then forget the message.
 
     Celery keeps the request for as long as the stream runs, to show it and to revoke it by its id. The message,
     two copies of its headers and the means to acknowledge it are most of it, kilobytes a feed, and of no more use.
     """
     accept_callback(os.getpid(), monotonic())
-    if isinstance(request, Request):
+    if isinstance(request := getattr(accept_callback, "__self__", None), Request):
         request._message = None
         request._body = b""
         request._request_dict = {}
@@ -249,8 +228,8 @@ def _watched(job: Callable[[], object]) -> None:
         logger.exception(LogEvent.UNEXPECTED, where="control")
 
 
-def _safely(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def _safely(function: Callable[..., Any], *args: Any) -> None:
     try:
-        function(*args, **kwargs)
+        function(*args)
     except Exception as error:  # noqa: BLE001 -- an event that cannot be sent, an ack on a connection that is gone
         logger.debug(LogEvent.UNEXPECTED, where="celery callback", error=repr(error))

@@ -1,9 +1,5 @@
 """Threads that a process need not wait for when it leaves, calls onto an event loop, and the limit of leaving.
 
-`SerialExecutor` runs jobs on one thread in their order. An executor of the standard library keeps the process
-alive until its last job has ended. What is done here talks to brokers and databases that may not answer, and a
-worker must be able to leave all the same.
-
 An `Outbox` sends messages, so that nobody else ever waits for the broker, which may refuse, be gone, or hang:
 accept what it is sent and never answer. What decides, places, elects or renews only puts its messages there. Every
 message is a hint that somebody else makes good (a notification, a look-up, a time-out), so what cannot be sent in
@@ -25,68 +21,12 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from threading import Condition, Event, Lock, Thread
+from threading import Condition, Event, Thread
 from time import monotonic, sleep
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
-
-
-class _Job(NamedTuple):
-    future: Future[Any]
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-
-class SerialExecutor:
-    """Jobs one after the other. Thread-safe; the thread starts with the first job."""
-
-    def __init__(self, name: str) -> None:
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._lock = Lock()
-        self._closed = False
-        self._dropping = Event()
-        self._thread = Thread(target=self._run, name=name, daemon=True)
-
-    def submit(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Future[Any]:
-        """Raises `RuntimeError` when the lane is closed."""
-        job = _Job(Future(), function, arguments, keywords)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError(f"{self._thread.name} takes no more jobs")
-            if not self._thread.ident:
-                self._thread.start()
-            self._queue.put(job)
-        return job.future
-
-    def close(self, *, timeout_s: float, drop_waiting: bool) -> bool:
-        """Take no more jobs, and wait for those that are left; those that wait may be dropped instead.
-
-        Whether all has ended in time. What has not goes on by itself, and ends with the process.
-        """
-        with self._lock:
-            self._closed = True
-            if drop_waiting:
-                self._dropping.set()
-            self._queue.put(None)
-        if self._thread.ident:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            if self._dropping.is_set():
-                job.future.cancel()
-            if job.future.set_running_or_notify_cancel():
-                try:
-                    job.future.set_result(job.function(*job.arguments, **job.keywords))
-                except BaseException as error:  # noqa: BLE001 -- whoever asked for it is told, as by any executor
-                    job.future.set_exception(error)
-
 
 WAITING_MAX = 100_000
 """Messages that wait: ten cold starts of ten thousand feeds. Beyond it they would only fill the memory."""

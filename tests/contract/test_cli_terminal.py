@@ -242,10 +242,10 @@ def test_a_setting_out_of_range_is_named() -> None:
 def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
     code = """
         import time
-        from feedq.worker.threads import SerialExecutor
-        executor = SerialExecutor("test")
-        executor.submit(time.sleep, 3600)
-        executor.close(timeout_s=0.05, drop_waiting=True)
+        from feedq.worker.thread_pool import Lane, ThreadPool
+        lane = Lane(ThreadPool())
+        lane.submit(lambda: time.sleep(3600))
+        lane.close(timeout_s=0.05, drop_waiting=True)
     """
     assert said(started(code))[0] == 0
 

@@ -18,10 +18,10 @@ import pytest
 from feedq.control.store.jobs.runs import RunStore
 from feedq.core.clock import Clock
 from feedq.core.schedule.model import ClaimedRun, RunState
-from feedq.errors import Unavailable
-from feedq.worker.jobs import context, slots, ticker
+from feedq.worker.jobs import context, duty, slots, ticker
+from feedq.worker.jobs.duty import Duty
 from feedq.worker.jobs.slots import Attempt, Slots
-from feedq.worker.jobs.ticker import AWAY_S, Ticker
+from feedq.worker.jobs.ticker import Ticker
 
 SLOTS = 2
 JOB_S = (0.2, 6.0)
@@ -34,7 +34,7 @@ _clocks: list[Clock] = []
 def on_fleet_clocks() -> Iterator[None]:
     """Within the block, slots and tickers go by the clock of whichever worker is having its turn."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (context, slots, ticker):
+        for module in (context, duty, slots, ticker):
             patch.setattr(module, "monotonic", lambda: _clocks[-1].monotonic())
         yield
 
@@ -79,15 +79,22 @@ class FakeJobs:
         self.troubled_at = float("-inf")
         """When it was last in trouble, on the clock of the fleet; for ever once its process is dead."""
         self._jobs: list[_Job] = []
-        self._fire_at = float("-inf")
         _clocks[:] = [clock]
         self._ticker = Ticker(runs, tell_us=lambda: self.slots.wake(), retention_days=30, rng=Random(name))
-        self.slots = Slots(runs, self._call, count=SLOTS, identity=identity, peers=lambda: self._ticker.peers)
+        self.slots = Slots(
+            runs,
+            self._call,
+            count=SLOTS,
+            identity=identity,
+            peers=lambda: self._ticker.peers,
+            threads=self,  # type: ignore[arg-type]  # runs them one after another
+            on_change=lambda: self._turn.wake(),
+        )
         self.slots._rng = Random(name)
-        self.slots._threads = self  # type: ignore[assignment]  # runs them one after another
+        self._turn = Duty("jobs", self.slots.turn)
 
     def notified(self) -> None:
-        self._fire_at = float("-inf")
+        self._ticker.firing.wake()
         self.slots.notified()
 
     def tick(self) -> None:
@@ -96,23 +103,8 @@ class FakeJobs:
         for job in [job for job in self._jobs if job.ends_at <= now or job.attempt.context.is_cancelled]:
             self._jobs.remove(job)
             job.work()
-        if now >= self._fire_at:
-            try:
-                self._fire_at = now + self._ticker.fire_due()
-            except Unavailable:
-                self._fire_at = now + AWAY_S
-        self._turn()
-
-    def _turn(self) -> None:
-        """As the slots' thread does it."""
-        its = self.slots
-        if (not its._is_woken and its._pause_s() > 0) or self._clock.monotonic() < its._retry_at:
-            return
-        its._is_woken = False
-        try:
-            its.turn()
-        except Unavailable:
-            its._again_later()
+        for each in (*self._ticker.duties, self._turn):
+            each.attend()
 
     def run(self, work: Callable[[], None]) -> None:
         """What is to be done in a thread: the slots ask for it with the attempt."""

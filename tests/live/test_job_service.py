@@ -17,6 +17,7 @@ from feedq.settings import Settings
 from feedq.worker.jobs import job_service as module
 from feedq.worker.jobs import ticker
 from feedq.worker.jobs.job_service import Jobs
+from feedq.worker.thread_pool import ThreadPool
 from tests.unit.job_runs import ME, MemoryRuns
 from tests.waiting import until
 
@@ -47,6 +48,7 @@ class Stage:
             is_trusted=lambda: self.is_trusted,
             call=self.job,
             count=2,
+            threads=ThreadPool(),
         )
 
     def begin(self, run_id: int) -> None:
@@ -78,7 +80,7 @@ def make() -> Iterator[Callable[..., Stage]]:
         one.go_on.set()
         one.jobs.force_stop()
         one.jobs.join()
-        one.jobs.slots.close(timeout_s=LIMIT_S)
+    until(lambda: not any(one.jobs._thread.is_alive() for one in made), "their threads have ended")
 
 
 def test_what_the_ticker_fires_runs_in_our_slots_at_once(make: Callable[..., Stage]) -> None:
@@ -151,3 +153,35 @@ def test_the_last_ends_are_told_as_long_as_there_is_hope(
     stage.jobs.join()
     assert 0.3 <= time.monotonic() - began < LIMIT_S
     assert stage.runs.states() == {5: "running"}
+
+
+def test_an_outage_ends_nothing(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.go_on.set()
+    stage.begin(1)
+    until(lambda: stage.runs.states()[1] == "succeeded", "it was woken")
+    stage.runs.add(2)
+    until(lambda: stage.runs.states()[2] == "succeeded", "found by its own look")
+    stage.runs.is_away = True
+    stage.runs.add(3)
+    stage.jobs.notified([NotifyReason.RUNS])
+    asked = stage.runs.asked.copy()
+    until(
+        lambda: all(stage.runs.asked[it] > asked[it] + 1 for it in ("held", "fire_due")),
+        "both are tried again",
+    )
+    stage.runs.is_away = False
+    until(lambda: stage.runs.states()[3] == "succeeded", "back")
+
+
+def test_a_scan_that_always_fails_keeps_no_run_from_being_claimed(
+    make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: Any) -> Fired:
+        raise ValueError("for the test")
+
+    stage = make()
+    monkeypatch.setattr(stage.runs, "fire_due", broken)
+    stage.go_on.set()
+    stage.begin(5)
+    until(lambda: stage.runs.states() == {5: "succeeded"}, "it has ended")

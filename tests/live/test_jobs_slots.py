@@ -16,6 +16,7 @@ from feedq.telemetry.metrics import JOB_SLOTS
 from feedq.worker.jobs import slots as module
 from feedq.worker.jobs.slots import Slots
 from feedq.worker.jobs.ticker import Peers
+from feedq.worker.thread_pool import ThreadPool
 from tests.unit.job_runs import ME, MemoryRuns, new_session
 from tests.waiting import until
 
@@ -40,6 +41,8 @@ class Stage:
             count=count,
             identity=lambda: self.session,
             peers=lambda: self.peers,
+            threads=ThreadPool(),
+            on_change=lambda: None,
         )
 
     def job(self, run: ClaimedRun) -> None:
@@ -58,7 +61,7 @@ class Stage:
 
     def release(self) -> None:
         self.go_on.set()
-        until(lambda: self.slots._count_running() == 0, "all have ended")
+        until(lambda: self.slots.running == 0, "all have ended")
 
     def is_over(self) -> bool:
         return not self.slots._attempts
@@ -70,7 +73,6 @@ def stage() -> Iterator[Stage]:
     yield made
     made.go_on.set()
     until(made.is_over, "every job has ended")
-    made.slots.close(timeout_s=LIMIT_S)
 
 
 def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:
@@ -310,21 +312,3 @@ def test_what_is_granted_while_a_drain_begins_goes_back_as_it_was(stage: Stage) 
     stage.slots.turn()
     assert stage.begun == []
     assert stage.runs.states() == {1: "waiting"}
-
-
-def test_its_thread_runs_what_comes_and_survives_an_outage(stage: Stage) -> None:
-    stage.go_on.set()
-    stage.slots.start()
-    stage.runs.add(1)
-    stage.slots.wake()
-    until(lambda: stage.runs.states()[1] == "succeeded", "it was woken")
-    stage.runs.add(2)
-    until(lambda: stage.runs.states()[2] == "succeeded", "found by its own look")
-    stage.runs.is_away = True
-    stage.runs.add(3)
-    stage.slots.wake()
-    asked = stage.runs.asked.total()
-    until(lambda: stage.runs.asked.total() > asked + 2, "it tries again")
-    stage.runs.is_away = False
-    until(lambda: stage.runs.states()[3] == "succeeded", "back")
-    assert stage.slots.wait_idle(LIMIT_S)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 from typing import Any, cast
 
@@ -21,7 +21,6 @@ from feedq.celery.tasks import RECONCILE, STREAM_FEED
 from feedq.core.model import FeedKey
 from feedq.settings import Settings
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
-from feedq.worker.threads import SerialExecutor
 from tests.waiting import until
 
 LIMIT_S = 30.0
@@ -167,7 +166,7 @@ def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPoo
         pool.stop()
         pool_stops.set()
 
-    SerialExecutor("test").submit(stop)
+    Thread(target=stop, daemon=True).start()
     assert not pool_stops.wait(0.2)
     go_on.set()
     assert pool_stops.wait(LIMIT_S)
@@ -183,7 +182,7 @@ def test_a_stop_waits_neither_for_a_reconcile_nor_for_a_callback_that_hangs(pool
         go_on.wait(60)
 
     apply(pool, RECONCILE, hang)
-    pool._callbacks.submit(go_on.wait, 60)
+    pool.call_later(go_on.wait, 60)
     assert began.wait(LIMIT_S)
     before = time.monotonic()
     pool.stop()
@@ -194,9 +193,11 @@ def test_a_stop_waits_neither_for_a_reconcile_nor_for_a_callback_that_hangs(pool
 
 def test_a_task_that_comes_while_the_pool_closes_stays_with_the_broker(pool: StreamPool) -> None:
     pool.stop()
+    accepted: list[int] = []
     for name in (RECONCILE, "job"):
-        assert apply(pool, name, lambda: None).get(1) is None
-    pool.run_control(lambda: None)
+        pool.apply_async(lambda *_: None, args=(name,), accept_callback=lambda pid, _: accepted.append(pid))
+    pool.run_control(lambda: accepted.append(0))
+    assert accepted == []
 
 
 SILENT_LIMIT_S = 15.0

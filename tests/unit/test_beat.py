@@ -64,12 +64,12 @@ def asked(time: Time, sent_at: list[float], monkeypatch: pytest.MonkeyPatch) -> 
     class Passes:
         """Stands for the thread that makes passes."""
 
-        def __init__(self, _: str) -> None: ...
+        def __init__(self, _: object) -> None: ...
 
         def submit(self, _: Callable[[], None]) -> None:
             moments.append(time.now)
 
-    monkeypatch.setattr(beat, "SerialExecutor", Passes)
+    monkeypatch.setattr(beat, "Lane", Passes)
     monkeypatch.setattr(reconcile, "apply_async", send)
     return moments
 

@@ -1,4 +1,7 @@
-"""The job service of a worker process: ticker and job slots, put together.
+"""The job service of a worker process: one thread that fires what is due, and claims and ends runs.
+
+Each thing that it does in turn is a `Duty`: those of the ticker, and the turns of the job slots. The jobs
+themselves run on threads of the worker's pool, and wake this one when they end.
 
 It lives beside the supervisor, under the same worker session: the lease keeper's heartbeat renews what runs here
 as it renews the leases of feeds, and tells when that session is gone.
@@ -11,7 +14,7 @@ worker session, as its semantics say: lost, or run again elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from threading import Event
+from threading import Event, Thread
 from time import monotonic
 from uuid import UUID
 
@@ -21,10 +24,15 @@ from feedq.core.model import Worker
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.jobs.calling import Call
+from feedq.worker.jobs.duty import Duty
 from feedq.worker.jobs.slots import Slots
 from feedq.worker.jobs.ticker import Ticker
+from feedq.worker.thread_pool import ThreadPool
 
-POLL_S = 0.1
+TURN_S = 1.0
+"""The longest time that the thread sleeps."""
+POLL_S = 0.02
+"""How often a worker that leaves looks whether its jobs have ended."""
 GIVE_BACK_S = 0.5
 """How long it tries to give back what it may have claimed and never heard of."""
 TELL_S = 5.0
@@ -45,8 +53,9 @@ class Jobs:
         is_trusted: Callable[[], bool],
         call: Call,
         count: int,
+        threads: ThreadPool,
     ) -> None:
-        """``count`` slots; ``call`` runs a job in one of them."""
+        """``count`` slots; ``call`` runs a job in one of them, on one of ``threads``."""
         self._worker, self._is_trusted = worker, is_trusted
         self._drain_s = settings.job_drain_s
         self.slots = Slots(
@@ -55,24 +64,38 @@ class Jobs:
             count=count,
             identity=self._identity,
             peers=lambda: self._ticker.peers,
+            threads=threads,
+            on_change=self._wake_slots,
         )
-        self._ticker = Ticker(
-            runs,
-            tell_us=self.slots.wake,
-            retention_days=settings.run_retention_days,
-        )
+        self._ticker = Ticker(runs, tell_us=self.slots.wake, retention_days=settings.run_retention_days)
+        self._slots_turn = Duty("jobs", self.slots.turn)
+        # What was fired is claimed before anything else is done.
+        first, firing, *others = self._ticker.duties
+        self._duties = (first, firing, self._slots_turn, *others)
+        self._woken = Event()
         self._drain_ends_at: float | None = None
-        self._is_forced = False
+        self._is_forced = self._is_closed = False
+        self._thread = Thread(target=self._serve, name="feedq-jobs", daemon=True)
 
     def start(self) -> None:
-        self.slots.start()
-        self._ticker.start()
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            self._woken.wait(min(TURN_S, *(duty.pause_s() for duty in self._duties)))
+            self._woken.clear()
+            for duty in self._duties:
+                duty.attend()
+
+    def _wake_slots(self) -> None:
+        self._slots_turn.wake()
+        self._woken.set()
 
     # -- what the lease keeper says ------------------------------------------------------------------
 
     def notified(self, reasons: Collection[str]) -> None:
         if NotifyReason.JOBS.is_among(reasons):
-            self._ticker.wake()
+            self._ticker.firing.wake()
             self.slots.notified()
         elif NotifyReason.RUNS.is_among(reasons):
             self.slots.wake()
@@ -101,12 +124,12 @@ class Jobs:
         return not self._is_over() and not self.slots.is_idle
 
     def join(self) -> None:
-        """Wait until the jobs that run have ended, as long as they may; then have every thread end."""
+        """Wait until the jobs that run have ended, as long as they may; then have the thread end."""
         self.drain()
         self._await_slots()
-        # Nobody waits for these: they may be asking a server that does not answer, and end with the process.
-        self._ticker.stop(timeout_s=0.0)
-        self.slots.close(timeout_s=0.0)
+        # Nobody waits for it: it may be asking a server that does not answer, and ends with the process.
+        self._is_closed = True
+        self._woken.set()
 
     def _is_over(self) -> bool:
         return self._is_forced or (self._drain_ends_at is not None and monotonic() >= self._drain_ends_at)
@@ -116,7 +139,7 @@ class Jobs:
         if slots.running and not self._is_over():
             logger.info(LogEvent.JOBS_DRAINING, runs=slots.running, at_most_s=self._drain_s)
         while slots.running and not self._is_over():
-            slots.wait_idle(POLL_S)
+            Event().wait(POLL_S)
         if left := slots.running:
             logger.warning(LogEvent.JOBS_LEFT, runs=left)
             slots.cancel_all("its worker is leaving")
@@ -124,7 +147,7 @@ class Jobs:
         while not self._is_forced and monotonic() - began < (GIVE_BACK_S if slots.is_idle else TELL_S):
             if slots.is_idle and not slots.has_unanswered_claim:
                 break
-            Event().wait(POLL_S / 10)
+            Event().wait(POLL_S)
 
     # -- for the parts -------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The job slots of a worker: claims runs as long as there is room, and runs each in a thread.
 
-One thread talks to the database about runs, for the whole worker, and does in turn: end what is past its
-time-out, tell how attempts have ended (all that gathered, in one call), ask which were taken away, and claim as
-many runs as there are free slots. It is woken by a notification, by a slot that becomes free, or by the time.
+A turn ends what is past its time-out, tells how attempts have ended (all that gathered, in one call), asks which
+were taken away, and claims as many runs as there are free slots. It is due after a notification, when a slot
+becomes free, and by the time; `feedq.worker.jobs.job_service` takes the turns.
 
 * **Killed or frozen at any point**: the rows say what runs here. They are freed when the worker is declared
   gone, and what this process says afterwards matches no fence.
@@ -19,31 +19,27 @@ many runs as there are free slots. It is woken by a notification, by a slot that
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from random import Random
-from threading import Condition, Lock, Thread
+from threading import RLock
 from time import monotonic
-from typing import TypeAlias
 from uuid import UUID
 
 from feedq.control.store.jobs.runs import RunStore
 from feedq.core.schedule.model import ClaimedRun, Finish, Finished, Offer, RunState
 from feedq.errors import Unavailable
-from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED
 from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 from feedq.worker.jobs.ticker import Peers
+from feedq.worker.thread_pool import ThreadPool
 
 CHECK_S = 2.0
 """How often it is asked which runs were taken away, beside being notified of it."""
-RETRY_S = 0.25
 CLAIM_PAUSE_S = 0.01
 """The pause between two claims that nobody asked for: what may start in a moment cannot become a loop without a
 pause."""
@@ -70,12 +66,8 @@ class Attempt:
     """The end of the attempt, once it is known."""
 
 
-Work: TypeAlias = Callable[[], None]
-"""Raises nothing: an error ends its thread."""
-
-
 class Slots:
-    """Thread-safe. `start` it, `drain` it, `close` it."""
+    """Thread-safe, but for `turn`."""
 
     def __init__(
         self,
@@ -85,50 +77,48 @@ class Slots:
         count: int,
         identity: Identity,
         peers: Callable[[], Peers],
+        threads: ThreadPool,
+        on_change: Callable[[], None],
     ) -> None:
+        """``threads`` run the jobs. ``on_change`` is called, on any thread, when a `turn` is due at once."""
         self._runs, self._call, self._count = runs, call, count
         self._identity, self._peers, self._rng = identity, peers, Random()
-        self._changed = Condition()
+        self._threads, self._on_change = threads, on_change
+        self._lock = RLock()
         self._attempts: set[Attempt] = set()
         """The attempts whose threads run, the stuck ones included."""
         self._ended: list[Attempt] = []
         """The attempts of whose end the database has not been told. One that was timed out may be in both."""
-        self._claim_at = self._check_at = self._retry_at = float("-inf")
-        self._is_woken = self._is_draining = self._is_closed = False
+        self._claim_at = self._check_at = float("-inf")
+        self._is_draining = self._said_stuck = False
         self._last_fence = 0
         """The highest that was heard of."""
         self._unanswered_claim: UUID | None = None
         """The session for which a claim was asked and its answer not heard."""
         self._gone: UUID | None = None
         """The session that was declared gone last."""
-        self._said_away = self._said_stuck = False
-        self._threads = JobThreads(keep=count)
         for state in RunState:
             RUNS_ENDED.labels(state.value)  # at 0: Prometheus sees a first one as a rise
-        self._thread = Thread(target=self._serve, name="feedq-slots", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     # -- what others say -----------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Note that there may be runs to claim."""
-        with self._changed:
+        with self._lock:
             self._claim_at = float("-inf")
-            self._wake()
+            self._on_change()
 
     def notified(self) -> None:
         """Note that something has changed: a run was taken away, or triggered."""
-        with self._changed:
-            self._check_at = self._claim_at = float("-inf")
-            self._wake()
+        with self._lock:
+            self._check_at = float("-inf")
+            self.wake()
 
     def gone(self, session_id: UUID) -> None:
         """Declared gone. What runs under this session goes on under the next one, if that comes soon."""
-        with self._changed:
+        with self._lock:
             self._gone = session_id
-            self._wake()
+            self._on_change()
 
     def drain(self) -> None:
         """Claim nothing more. Safe in a signal handler: it takes no lock, and wakes nobody."""
@@ -136,53 +126,30 @@ class Slots:
 
     def cancel_all(self, why: str) -> None:
         """Tell every job to stop, and hear of none of them again."""
-        with self._changed:
+        with self._lock:
             for attempt in self._attempts:
                 self._decide(attempt, why)
-            self._wake()
-
-    def close(self, *, timeout_s: float) -> None:
-        """End the thread. Jobs that still run end with the process."""
-        with self._changed:
-            self._is_closed = True
-            self._wake()
-        self._threads.close()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+            self._on_change()
 
     @property
     def running(self) -> int:
         """Attempts under way, the stuck ones left out."""
-        with self._changed:
-            return self._count_running()
+        with self._lock:
+            return len(self._running())
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs and the database was told of everything."""
-        with self._changed:
-            return self._has_none()
+        with self._lock:
+            return not self._ended and not self._running()
 
     @property
     def has_unanswered_claim(self) -> bool:
         """Whether more may have been claimed than was heard of."""
         return self._unanswered_claim is not None
 
-    def wait_idle(self, timeout_s: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(self._has_none, max(timeout_s, 0.0))
-
-    def _wake(self) -> None:
-        self._is_woken = True
-        self._changed.notify_all()
-
     def _running(self) -> list[Attempt]:
         return [attempt for attempt in self._attempts if not attempt.is_decided]
-
-    def _count_running(self) -> int:
-        return len(self._running())
-
-    def _has_none(self) -> bool:
-        return not self._ended and not self._running()
 
     def _end(self, attempt: Attempt, finish: Finish) -> None:
         """Have the database told of its end."""
@@ -198,7 +165,7 @@ class Slots:
 
     def _live(self, attempt: Attempt) -> None:
         outcome = perform(self._runs, attempt.session_id, attempt.run, attempt.context, self._call)
-        with self._changed:
+        with self._lock:
             self._attempts.discard(attempt)
             if not attempt.is_decided and outcome.finish is not None:
                 if outcome.is_told:
@@ -206,46 +173,31 @@ class Slots:
                 else:
                     self._end(attempt, outcome.finish)
             # A slot is free, and maybe the way for another run of the schedule or queue.
-            self._claim_at = float("-inf")
-            self._wake()
+            self.wake()
 
-    # -- the thread that talks to the database -------------------------------------------------------
+    # -- a turn --------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                if not self._is_woken:
-                    self._changed.wait(self._pause_s())
-                if self._is_closed:
-                    return
-                self._is_woken = False
-            if monotonic() < self._retry_at:
-                continue
-            try:
-                self.turn()
-            except Unavailable as error:
-                if not self._said_away:
-                    logger.warning(database_event(error), where="jobs", error=str(error))
-                self._said_away = True
-                self._again_later()
-            except Exception:
-                logger.exception(LogEvent.UNEXPECTED, where="jobs")
-                self._again_later()
-            else:
-                self._said_away = False
-            with self._changed:
-                self._changed.notify_all()  # for `wait_idle`
-
-    def _again_later(self) -> None:
-        with self._changed:
+    def turn(self) -> float:
+        """Do all that is due by now, and return the seconds until more is. Raises `Unavailable` when the database
+        does not let us: nothing is claimed before it was told of what has ended."""
+        self._time_out()
+        try:
+            self._take_over()
+            self._tell()
+            self._ask_what_was_taken_away()
+            self._give_back()
+            self._claim()
+        except Exception:
             # Whatever was under way is asked again: a scan that was not answered was none.
-            self._claim_at = self._check_at = float("-inf")
-            self._retry_at = monotonic() + RETRY_S
+            with self._lock:
+                self._claim_at = self._check_at = float("-inf")
+            raise
+        self._show()
+        with self._lock:
+            return self._pause_s()
 
     def _pause_s(self) -> float:
         now = monotonic()
-        if now < self._retry_at:
-            return self._retry_at - now
         wanted = [now + CHECK_S]
         if running := self._running():
             wanted += [self._check_at, *(attempt.context.ends_at for attempt in running)]
@@ -255,19 +207,8 @@ class Slots:
             wanted.append(self._claim_at)
         return max(0.0, min(wanted) - now)
 
-    def turn(self) -> None:
-        """Do all that is due by now. Raises `Unavailable` when the database does not let us: nothing is claimed
-        before it was told of what has ended."""
-        self._time_out()
-        self._take_over()
-        self._tell()
-        self._ask_what_was_taken_away()
-        self._give_back()
-        self._claim()
-        self._show()
-
     def _time_out(self) -> None:
-        with self._changed:
+        with self._lock:
             for attempt in self._running():
                 if attempt.context.is_overdue:
                     self._decide(attempt, TIMED_OUT)
@@ -279,12 +220,12 @@ class Slots:
         session_id = self._identity()
         if session_id is None or session_id == self._gone:
             return
-        with self._changed:
+        with self._lock:
             theirs = [a for a in (*self._running(), *self._ended) if a.session_id != session_id]
         for was in {attempt.session_id for attempt in theirs}:
             asked = {a.run.id: a for a in theirs if a.session_id == was}
             kept = self._runs.take_over(session_id, was, {i: a.run.fence for i, a in asked.items()})
-            with self._changed:
+            with self._lock:
                 for run_id, attempt in asked.items():
                     if run_id in kept:
                         attempt.session_id = session_id
@@ -297,7 +238,7 @@ class Slots:
 
     def _tell(self) -> None:
         """Tell how attempts ended, all that have. Those of which it is not answered stay."""
-        with self._changed:
+        with self._lock:
             told = list(self._ended)
         for session_id in dict.fromkeys(attempt.session_id for attempt in told):
             self._tell_of(session_id, [attempt for attempt in told if attempt.session_id == session_id])
@@ -318,7 +259,7 @@ class Slots:
             logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
             finished = Finished((), ())
         matched, busy = set(finished.ended), set(finished.busy)
-        with self._changed:
+        with self._lock:
             told = {attempt for attempt in ended if attempt.run.id not in busy}
             self._ended = [attempt for attempt in self._ended if attempt not in told]
         for state, number in Counter(f.state for f in finishes if f.run_id in matched).items():
@@ -328,7 +269,7 @@ class Slots:
             logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=rejected, why="its end was rejected")
 
     def _ask_what_was_taken_away(self) -> None:
-        with self._changed:
+        with self._lock:
             asked = self._running()
             if monotonic() < self._check_at or not asked:
                 return
@@ -337,20 +278,20 @@ class Slots:
         for session_id in {attempt.session_id for attempt in asked}:
             mine = {a.run.id: a for a in asked if a.session_id == session_id}
             taken = self._runs.taken_away(session_id, {i: a.run.fence for i, a in mine.items()})
-            with self._changed:
+            with self._lock:
                 for attempt in (mine[run_id] for run_id in taken):
                     if attempt in self._attempts and not attempt.is_decided:
                         self._decide(attempt, "it was cancelled, or taken away from this worker")
                         logger.info(LogEvent.RUN_TAKEN_AWAY, run=attempt.run.correlation_id, why="cancelled")
 
     def _room(self) -> int:
-        stuck = len(self._attempts) - self._count_running()
+        stuck = len(self._attempts) - self.running
         if self._is_draining or stuck >= max(self._count, 1):
             return 0
-        return self._count - self._count_running()
+        return self._count - self.running
 
     def _claim(self) -> None:
-        with self._changed:
+        with self._lock:
             room = self._room()
             session_id = self._identity()
             if room <= 0 or monotonic() < self._claim_at:
@@ -366,7 +307,7 @@ class Slots:
             self._begin(session_id, run)
         if granted.next_in_s is not None:
             soon = monotonic() + max(peers.next_scan_s(granted.next_in_s, rng=self._rng), CLAIM_PAUSE_S)
-            with self._changed:
+            with self._lock:
                 self._claim_at = min(self._claim_at, soon)
 
     def _give_back(self) -> None:
@@ -385,7 +326,7 @@ class Slots:
         self._last_fence = max(self._last_fence, run.fence)
         RUN_WAIT_SECONDS.observe(max(run.waited_s, 0.0))
         attempt = Attempt(session_id, run, RunContext(run))
-        with self._changed:
+        with self._lock:
             if session_id == self._gone:
                 return  # while the answer was under way
             if self._is_draining:
@@ -396,13 +337,13 @@ class Slots:
             self._threads.run(partial(self._live, attempt))
         except RuntimeError as error:
             logger.error(LogEvent.UNEXPECTED, where="jobs", error=str(error), run=run.correlation_id)
-            with self._changed:
+            with self._lock:
                 self._attempts.discard(attempt)
                 self._end(attempt, Finish(run.id, run.fence, RunState.WAITING))
 
     def _show(self) -> None:
-        with self._changed:
-            running = self._count_running()
+        with self._lock:
+            running = self.running
             stuck = len(self._attempts) - running
         JOB_SLOTS.labels("busy").set(running)
         JOB_SLOTS.labels("stuck").set(stuck)
@@ -410,49 +351,3 @@ class Slots:
         if stuck >= max(self._count, 1) and not self._said_stuck:
             logger.error(LogEvent.JOBS_STUCK, threads=stuck, slots=self._count)
         self._said_stuck = stuck >= max(self._count, 1)
-
-
-class JobThreads:
-    """Threads for jobs: each runs one after another, because to start one takes longer than a small job.
-
-    There are as many as run at once. A job that never ends keeps its thread, and the next one gets another. Every
-    job begins with an empty context, as it would in a new thread. At most ``keep`` idle ones are kept. They are
-    daemons: what is stuck must not keep the process from leaving.
-    """
-
-    def __init__(self, *, keep: int) -> None:
-        self._keep = keep
-        self._lock = Lock()
-        self._idle: list[SimpleQueue[Work | None]] = []
-        self._is_closed = False
-        self._numbers = itertools.count(1)
-
-    def run(self, work: Work) -> None:
-        """Have this done, and do not wait for it. Raises `RuntimeError` when no thread can be started."""
-        with self._lock:
-            idle = self._idle.pop() if self._idle else None
-        if idle is not None:
-            idle.put(work)
-            return
-        name = f"feedq-job-{next(self._numbers)}"
-        Thread(target=self._serve, args=(work,), name=name, daemon=True).start()
-
-    def close(self) -> None:
-        """End those that are idle, and the others when their work is done."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for inbox in idle:
-            inbox.put(None)
-
-    def _serve(self, work: Work | None) -> None:
-        inbox: SimpleQueue[Work | None] = SimpleQueue()
-        while work is not None:
-            Context().run(work)
-            # What the job leaves behind is not kept until the next one comes.
-            work = None
-            with self._lock:
-                if self._is_closed or len(self._idle) >= self._keep:
-                    return
-                self._idle.append(inbox)
-            work = inbox.get()

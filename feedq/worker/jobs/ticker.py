@@ -16,25 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from threading import Event, Thread
 from time import monotonic
 
 from feedq.control.store.jobs.runs import RunStore
-from feedq.errors import Unavailable
-from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import RUNS_FIRED
+from feedq.worker.jobs.duty import Duty
 
 FIRED_PER_SCAN = 500
 """Schedules that one scan fires. More of them make its transaction longer, and others have to wait for its
-rows."""
-SCANS_IN_A_ROW = 20
-"""The number of scans in a row while there is more to fire; then the other duties have their turn."""
+rows; so do the claims of this worker."""
 EXPIRED_PER_SCAN = 1_000
 TRIM_INTERVAL_S = 60.0
 TRIM_AGAIN_S = 1.0
 """The pause before more is deleted, when there was more than one transaction deletes."""
 TRIMMED_PER_SCAN = 5_000
-AWAY_S = 0.5
 WOKEN_S = 0.01
 """The least time between two scans for being woken: a worker is notified of many things that are none of its
 own."""
@@ -51,8 +46,6 @@ SCANNERS = 20
 their own time. None of them must: that all happen to be late is as likely as a hash that collides."""
 STAGGER_S = 0.01
 """The time over which they are spread, so that not all scan at once."""
-
-logger = log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +74,6 @@ class Peers:
         return min(max(next_in_s, 0.0) + rng.random() * STAGGER_S, at_most_s)
 
 
-@dataclass(slots=True)
-class _Duty:
-    """A duty is something to do at intervals."""
-
-    do: Callable[[], float]
-    """Does it, and says when to do it again."""
-    at: float = float("-inf")
-
-
 class Ticker:
     """Fires due ticks: the part of one worker in that. `peers` may be read from any thread."""
 
@@ -105,90 +89,40 @@ class Ticker:
         self._runs, self._tell_us, self._retention_days = runs, tell_us, retention_days
         self._rng = rng or Random()
         self.peers = Peers()
-        self._stopping = Event()
-        self._woken = Event()
-        self._fired_at = float("-inf")
-        """When the last scan for due ticks was answered."""
-        self._scan_duty = _Duty(self._scan_workers)
+        self.firing = Duty("ticker", self._fire, woken_s=WOKEN_S)
         trimming_at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
-        self._duties = [_Duty(self._expire), _Duty(self._trim, trimming_at)]
-        self._thread = Thread(target=self._run, name="feedq-ticker", daemon=True)
+        self.duties = (
+            # First who is there: it says how much of what is fired is ours.
+            Duty("workers", self._count_workers),
+            self.firing,
+            Duty("expiry", self._expire),
+            Duty("trimming", self._trim, at=trimming_at),
+        )
 
-    def start(self) -> None:
-        self._thread.start()
+    def _fire(self) -> float:
+        fired = self._runs.fire_due(limit=FIRED_PER_SCAN)
+        if fired.is_idle != self.peers.is_idle:
+            self.peers = replace(self.peers, is_idle=fired.is_idle)
+        if fired.runs:
+            RUNS_FIRED.inc(fired.runs)
+            self._tell_us()
+        return 0.0 if fired.more else self.peers.next_scan_s(fired.next_in_s, rng=self._rng)
 
-    def wake(self) -> None:
-        """Scan again now: a schedule may have been declared whose tick comes sooner than the last scan knew. Any
-        thread; returns at once."""
-        self._woken.set()
-
-    def stop(self, *, timeout_s: float) -> None:
-        self._stopping.set()
-        self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def fire_due(self) -> float:
-        """Fire what is due and do what is to be done by now. Returns for how long to sleep. Raises
-        `Unavailable`."""
-        # First who is there: it says how much of what is fired is ours.
-        self._do_if_due(self._scan_duty)
-        next_in_s = self._fire()
-        self._do_if_due(*self._duties)
-        # Since that answer the duties have taken their time.
-        return max(0.0, self._fired_at + self.peers.next_scan_s(next_in_s, rng=self._rng) - monotonic())
-
-    # -- the duties ----------------------------------------------------------------------------------
-
-    def _fire(self) -> float | None:
-        for _ in range(SCANS_IN_A_ROW):
-            fired = self._runs.fire_due(limit=FIRED_PER_SCAN)
-            self._fired_at = monotonic()
-            if fired.is_idle != self.peers.is_idle:
-                self.peers = replace(self.peers, is_idle=fired.is_idle)
-            if fired.runs:
-                RUNS_FIRED.inc(fired.runs)
-                self._tell_us()
-            if not fired.more or self._stopping.is_set():
-                return fired.next_in_s
-        return 0.0
-
-    def _do_if_due(self, *duties: _Duty) -> None:
-        for duty in duties:
-            if monotonic() >= duty.at:
-                # Spread over the fleet: workers that were started together do not meet here for ever.
-                duty.at = monotonic() + duty.do() * self._rng.uniform(0.75, 1.0)
-
-    def _scan_workers(self) -> float:
+    def _count_workers(self) -> float:
         workers, slots = self._runs.workers()
         self.peers = Peers(max(workers, 1), slots, self.peers.is_idle)
-        return self.peers.poll_s
+        return self._spread(self.peers.poll_s)
 
     def _expire(self) -> float:
         expired = self._runs.expire(limit=EXPIRED_PER_SCAN)
-        return POLL_S if expired >= EXPIRED_PER_SCAN else self.peers.poll_s
+        return self._spread(POLL_S if expired >= EXPIRED_PER_SCAN else self.peers.poll_s)
 
     def _trim(self) -> float:
         trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_SCAN)
         if trimmed >= TRIMMED_PER_SCAN:
             return TRIM_AGAIN_S
-        return TRIM_INTERVAL_S * max(1, self.peers.workers / 10)
+        return self._spread(TRIM_INTERVAL_S * max(1, self.peers.workers / 10))
 
-    # -- the thread ----------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        is_away = False
-        while not self._stopping.is_set():
-            try:
-                pause_s = self.fire_due()
-                is_away = False
-            except Unavailable as error:
-                if not is_away:
-                    logger.warning(database_event(error), where="ticker", error=str(error))
-                is_away, pause_s = True, AWAY_S * self._rng.uniform(0.5, 1.0)
-            except Exception:
-                logger.exception(LogEvent.UNEXPECTED, where="ticker")
-                pause_s = AWAY_S
-            if self._woken.wait(pause_s):
-                self._stopping.wait(WOKEN_S)
-                self._woken.clear()
+    def _spread(self, pause_s: float) -> float:
+        """Workers that were started together do not meet here for ever."""
+        return pause_s * self._rng.uniform(0.75, 1.0)
