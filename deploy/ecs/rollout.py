@@ -48,17 +48,23 @@ class Stack:
         assert stack is not None
         return {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
 
-    def deploy(self, given: Mapping[str, str]) -> None:
+    def deploy(self, given: dict[str, str]) -> None:
         """Create the stack, or update it, with these parameters, and wait until that is done."""
-        stack = self.described()
-        kept = {p["ParameterKey"] for p in stack["Parameters"]} - given.keys() if stack else ()
+        stack, body = self.described(), TEMPLATE.read_text()
+        known = self._cloudformation.get_template_summary(TemplateBody=body)["Parameters"]
+        before = {p["ParameterKey"]: p["ParameterValue"] for p in stack["Parameters"]} if stack else {}
+        # A parameter that an earlier template had, and this one has not, is left out.
+        values = {
+            name: before.get(name, about.get("DefaultValue"))
+            for about in known
+            if (name := about["ParameterKey"]) in before or "DefaultValue" in about
+        }
         options = {
             "StackName": self.name,
-            "TemplateBody": TEMPLATE.read_text(),
+            "TemplateBody": body,
             "Capabilities": ["CAPABILITY_IAM"],
             "Parameters": [
-                *({"ParameterKey": name, "ParameterValue": value} for name, value in given.items()),
-                *({"ParameterKey": name, "UsePreviousValue": True} for name in kept),
+                {"ParameterKey": name, "ParameterValue": value} for name, value in (values | given).items()
             ],
         }
         if stack is None:
