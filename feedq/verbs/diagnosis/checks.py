@@ -40,7 +40,7 @@ class Check:
     since: datetime | None = None
     """Since when the first of them; None when nobody knows."""
     select: Selection | None = None
-    """What chooses these feeds, where there are several."""
+    """What chooses these feeds, where there are several; of those that wait or have dead letters, others as well."""
     groups: Sequence[Check] = ()
     """The same of the feeds of each tenant."""
 
