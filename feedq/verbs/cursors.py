@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -229,9 +229,6 @@ def still_own(at: At, name: str) -> Judge:
 # -- checkpoints of namesakes --------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
-
 def to_adopt(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = False) -> Checkpoint:
     """The checkpoint that a feed may adopt; ``number`` says which, where there are several.
 
@@ -274,10 +271,10 @@ def _known(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Ch
     """What sinks know of feeds that are about to be declared, by name; and what kept us from asking others."""
     found: dict[str, Checkpoint] = {}
     unasked: list[str] = []
-    for name, named in _by_sink((spec, spec) for spec in specs):
+    for name, feeds in _by_sink(specs):
         try:
             with open_sink(name) as sink:
-                known = sink.checkpoints(list(named))
+                known = sink.checkpoints(feeds)
         except FeedqError as error:
             unasked.append(f"sink {name!r} could not be asked whether it knows these feeds: {error}")
         else:
@@ -317,23 +314,23 @@ def begun(
     return Begun(noted, starts, unasked)
 
 
-def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
+def resumes_of(feeds: Sequence[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
     """Where these feeds stand in their sinks, by name; those that have begun. Raises `SinkUnavailable`."""
     found: dict[str, StartCursor] = {}
-    for name, named in _by_sink((feed.spec, feed) for feed in feeds):
+    own = {feed.identity.feed for feed in feeds}
+    for name, named in _by_sink(feed.spec for feed in feeds):
         with open_sink(name) as sink:
-            for one in sink.checkpoints(list(named)):
-                feed = named[one.feed]
-                if one.cursor is not None and one.feed_uuid == feed.identity.feed:
-                    found[feed.name] = StartCursor(one.cursor, one.records)
+            for one in sink.checkpoints(named):
+                if one.cursor is not None and one.feed_uuid in own:
+                    found[one.feed] = StartCursor(one.cursor, one.records)
     return found
 
 
-def _by_sink(items: Iterable[tuple[FeedSpec, T]]) -> Iterable[tuple[str, dict[str, T]]]:
-    """What is by the name of its feed, for each sink."""
-    by_sink: dict[str, dict[str, T]] = {}
-    for spec, item in items:
-        by_sink.setdefault(parse_sink(spec.sink).name, {})[spec.name] = item
+def _by_sink(specs: Iterable[FeedSpec]) -> Iterable[tuple[str, list[str]]]:
+    """The names of the feeds of each sink."""
+    by_sink: dict[str, list[str]] = {}
+    for spec in specs:
+        by_sink.setdefault(parse_sink(spec.sink).name, []).append(spec.name)
     return by_sink.items()
 
 

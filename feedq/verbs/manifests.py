@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from feedq.connectors.base import parse_options
 from feedq.core.expectations import Expectation
 from feedq.core.model import FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.values import did_you_mean, read, shown_path
+from feedq.core.values import did_you_mean, json_problems, read
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink, target_of
 from feedq.sinks.checkpoints import check_cursor
@@ -188,11 +188,8 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 def option_problems(spec: FeedSpec) -> list[str]:
     """What is wrong with the options of connector and sink, as such and beside one another."""
-    found = [
-        f"{shown_path(*map(str, keys))}: {what}"
-        for keys, text in _texts({"source": spec.source, "sink": spec.sink})
-        if (what := _secret_problem(keys, text)) is not None
-    ]
+    given = {"source": spec.source, "sink": spec.sink}
+    found = sorted(f"{path}: {what}" for path, what in json_problems(given, _secret_problem))
     options = None
     try:
         options = parse_options(spec.connector, spec.source)
@@ -212,18 +209,9 @@ def option_problems(spec: FeedSpec) -> list[str]:
     return found
 
 
-def _texts(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """The texts below a value, each with the keys that lead to it."""
-    if isinstance(value, str):
-        yield keys, value
-    elif isinstance(value, Mapping | list | tuple):
-        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _texts(inner, (*keys, key))
-
-
-def _secret_problem(keys: tuple[Any, ...], value: str) -> str | None:
+def _secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
     """Secrets are references under source.secrets, which its connector checks, and nowhere else."""
-    if keys[:2] == ("source", "secrets"):
+    if keys[:2] == ("source", "secrets") or not isinstance(value, str):
         return None
     if _REFERENCE.search(value):
         return (

@@ -96,7 +96,7 @@ def test_the_feed_that_the_page_shows_is_valid(installed: Path) -> None:
         "read = manifests.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
         "print(read.problems, [problem for d in read.feeds for problem in manifests.option_problems(d.spec)])"
     )
-    assert run(installed, "-c", problems) == "() []\n"
+    assert run(installed, "-c", problems) == "[] []\n"
 
 
 def test_the_conformance_suite_of_the_page_passes(installed: Path) -> None:

@@ -40,7 +40,8 @@ class Check:
     since: datetime | None = None
     """Since when the first of them; None when nobody knows."""
     select: Selection | None = None
-    """What chooses these feeds, where there are several; of those that wait or have dead letters, others as well."""
+    """What chooses these feeds, where there are several; of those that wait or have dead letters, more than
+    these."""
     groups: Sequence[Check] = ()
     """The same of the feeds of each tenant."""
 
