@@ -36,6 +36,7 @@ from bench import (
     placement,
     releases,
     scale,
+    slow,
     sources,
     stall,
     start,
@@ -71,8 +72,11 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "jobs": jobs.measure,
     "ends": ends.measure,
     "releases": releases.measure,
+    "slow": slow.measure,
 }
-BY_HAND = {"ends", "pages", "releases"}
+AGAINST = {"releases": releases.measure, "slow": slow.measure}
+"""They run another commit beside this one by themselves."""
+BY_HAND = {"ends", "pages", *AGAINST}
 """Measured only when they are named."""
 
 
@@ -94,9 +98,8 @@ def main() -> int:
     if options.before and not is_commit(options.before):
         parser.error(f"--before: no commit {options.before} in this repository")
     benchmarks = dict(BENCHMARKS)
-    if options.before and options.which == ["releases"]:
-        # Its two commits run side by side and not in turn.
-        benchmarks["releases"] = partial(releases.measure, commit=options.before)
+    if options.before and options.which and AGAINST.keys() >= set(options.which):
+        benchmarks |= {name: partial(AGAINST[name], commit=options.before) for name in AGAINST}
     elif options.before:
         if options.keep:
             parser.error("--keep and --before do not go together")
