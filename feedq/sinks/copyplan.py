@@ -11,22 +11,25 @@ followed by the record's own bytes: nothing is escaped, converted or looked at. 
 or times to parse. Measured against COPY of the bare lines into a single jsonb column, this lands about as many
 records a second; the same rows in text format land two thirds of it.
 
+Nothing is looked at, so the server refuses a bad record with all that is sent beside it. The attempt is then
+repeated with a look at each record, and for a while groups are looked at before they are sent: a `Detour`.
+
 With a key, records take another way: `feedq.sinks.stagedcopy`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psycopg2
-from psycopg2 import sql
+from psycopg2 import errorcodes, sql
 
 from feedq.core.model import Batch
 from feedq.records.cursor import ESCAPED_NUL
@@ -37,6 +40,7 @@ from feedq.sinks.copytext import (
     BeyondUs,
     Chunk,
     ColumnRows,
+    SetAside,
     Span,
     UnreadableRecord,
     check,
@@ -47,7 +51,7 @@ from feedq.sinks.copytext import (
     row_of,
 )
 from feedq.sinks.plan import TargetPlan
-from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope
+from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, cause_of
 from feedq.sinks.statements import INPUT_ERRORS
 from feedq.sinks.target_table import TableShape
 
@@ -60,6 +64,15 @@ TRAILER: Final = b"\xff\xff"
 NUL_ESCAPED: Final = b"\\u0000"
 ESCAPED_NUL_ERROR: Final = "unsupported Unicode escape sequence: \\u0000 cannot be converted to text. (22P05)"
 """What the server says of it in jsonb."""
+BAD_TEXT: Final = (
+    errorcodes.INVALID_TEXT_REPRESENTATION,
+    errorcodes.UNTRANSLATABLE_CHARACTER,
+    errorcodes.CHARACTER_NOT_IN_REPERTOIRE,
+)
+"""What the server says of a payload that `DefaultRows.encode` finds."""
+DETOUR_FIRST: Final = 8
+DETOUR_MAX: Final = 4_096
+"""Groups, hence some minutes at full speed: so late is it noticed that a source has become better."""
 ASKS_INPUT_FUNCTIONS: Final = 160_000
 """Server version from which `INPUT_ERRORS` works."""
 ASKED_AT_ONCE: Final = 2_000
@@ -75,6 +88,36 @@ _epoch_and_time = Struct(">iqiq").pack
 Texts = list[str | None]
 
 
+class Detour:
+    """Counts the groups that take another way than the quick one, after what the server said of that: the more of
+    them, the more often it says so."""
+
+    def __init__(self, *codes: str) -> None:
+        """``codes`` are the SQLSTATEs that it is for."""
+        self._codes = codes
+        self._left = 0
+        self._length = DETOUR_FIRST
+
+    @property
+    def is_over(self) -> bool:
+        return self._left == 0
+
+    def begins(self, error: Any) -> bool:
+        """Begin if this error of the quick way is one that it is for; returns whether it is."""
+        if not self.is_over or cause_of(error).pgcode not in self._codes:
+            return False
+        self._left = self._length
+        self._length = min(2 * self._length, DETOUR_MAX)
+        return True
+
+    def count(self) -> None:
+        """Count a group that has landed. One by the quick way shortens the next detour."""
+        if self.is_over:
+            self._length = max(self._length // 2, DETOUR_FIRST)
+        else:
+            self._left -= 1
+
+
 class CopyPlan(TargetPlan):
     """A plan that copies batches into one target."""
 
@@ -82,15 +125,22 @@ class CopyPlan(TargetPlan):
 
     def __init__(self, session: PostgresSession, target: Target, shape: TableShape) -> None:
         super().__init__(session, target, shape)
-        self._rows: ColumnRows | DefaultRows = (
-            self.rows if target.is_mapped else DefaultRows(shape.columns["payload"].type)
-        )
+        default = None if target.is_mapped else DefaultRows(shape.columns["payload"].type)
+        self._rows: ColumnRows | DefaultRows = default or self.rows
+        self._encode_quickly = default.encode_quickly if default else self.rows.encode
+        self._looking = Detour(*BAD_TEXT if default else ())
         self._table = sql.Identifier(*filter(None, (shape.schema, shape.name)))
 
-    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
-        dead: list[DeadRecord] = []
-        self._copy(self._table, self._encoded(writes, dead, strict=strict))
-        return dead
+    def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
+        encode = self._encode_quickly if self._looking.is_over else self._rows.encode
+        self._send(rows for chunk in chunks(writes) for _, rows in encoded(chunk, encode, set_aside))
+        self._looking.count()
+
+    def detours(self, error: Any) -> bool:
+        return self._looking.begins(error)
+
+    def _send(self, rows: Iterable[bytes]) -> None:
+        self._copy(self._table, rows)
 
     def land_nothing(self) -> None:
         self._copy(self._table, ())
@@ -143,14 +193,6 @@ class CopyPlan(TargetPlan):
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         return dict(zip(self.columns, self._rows.texts(*suspect), strict=True))
 
-    def _encoded(
-        self, writes: Iterable[FeedWrite], dead: list[DeadRecord], *, strict: bool
-    ) -> Iterator[bytes]:
-        """All rows of these writes, some at a time. Records that cannot be encoded go to ``dead``; a bad one among
-        default rows is noticed only if ``strict``."""
-        encode = self._rows.encode_strictly if strict else self._rows.encode
-        return (rows for chunk in chunks(writes) for _, rows in encoded(chunk, encode, dead))
-
     def _copy(self, table: sql.Identifier, rows: Iterable[bytes]) -> None:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             table, listed(self.columns), sql.SQL("text" if self.target.is_mapped else "binary")
@@ -174,51 +216,41 @@ class DefaultRows:
 
     def texts(self, write: FeedWrite, batch: Batch, record: bytes) -> Texts:
         """What each column gets. Raises `UnreadableRecord` for what no payload column of this type could hold."""
-        self._check(record)
+        self._check(record, [record])
         payload = "\\x" + record.hex() if self._type == "bytea" else decode(record)
         return [write.feed, str(write.epoch), batch.received_at.isoformat(), payload]
 
-    def encode(self, chunk: Chunk) -> bytes:
+    def encode_quickly(self, chunk: Chunk) -> bytes:
         """Rows of a chunk, whatever is in the records."""
         return b"".join([self._rows(span, span.records) for span in chunk])
 
-    def encode_strictly(self, chunk: Chunk) -> bytes:
-        """Rows of a chunk. Raises `UnreadableRecord` if the payload's column can hold one of the records not."""
+    def encode(self, chunk: Chunk) -> bytes:
+        """Rows of a chunk. Raises `UnreadableRecord` if the payload's column cannot hold one of the records."""
         rows = []
         for span in chunk:
             records = span.records
-            if not self._are_sound(span.text, records):
-                if len(records) > 1:
-                    raise UnreadableRecord("one of several records")
-                self._check(records[0])
+            self._check(span.text, records)
             rows.append(self._rows(span, records))
         return b"".join(rows)
 
-    def _check(self, record: bytes) -> None:
+    def _check(self, text: bytes, records: Sequence[bytes]) -> None:
+        """Look at all of these records, without a step of Python for each; ``text`` is that of all of them."""
         if self._type == "bytea":
             return
         if self._type in ("json", "jsonb"):
-            with suppress(BeyondUs):
-                check(record)
-        if self._type == "jsonb" and NUL_ESCAPED in record and ESCAPED_NUL.search(record):
-            raise UnreadableRecord(ESCAPED_NUL_ERROR)
-        if NUL in record:
-            raise UnreadableRecord(NUL_ERROR)
-        decode(record)
-
-    def _are_sound(self, text: bytes, records: Sequence[bytes]) -> bool:
-        """Whether all of these surely are, found without a step of Python for each."""
-        if self._type == "bytea":
-            return True
-        try:
-            if not text.isascii():
-                text.decode()
-            if self._type in ("json", "jsonb"):
+            try:
                 deque(map(parsed, records), maxlen=0)
-                return self._type == "json" or NUL_ESCAPED not in text
-        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
-            return False
-        return NUL not in text
+            except (msgspec.DecodeError, RecursionError):
+                if len(records) > 1:
+                    raise UnreadableRecord("one of several records") from None
+                with suppress(BeyondUs):
+                    check(records[0])
+        if self._type == "jsonb" and NUL_ESCAPED in text and ESCAPED_NUL.search(text):
+            raise UnreadableRecord(ESCAPED_NUL_ERROR)
+        if NUL in text:
+            raise UnreadableRecord(NUL_ERROR)
+        if not text.isascii():
+            decode(text)
 
     def _rows(self, span: Span, records: Sequence[bytes]) -> bytes:
         head, version = _head(span.write, span.batch), self._version

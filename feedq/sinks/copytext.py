@@ -37,7 +37,7 @@ from msgspec import Raw
 from feedq.core.model import JSON, Batch
 from feedq.records.csvtext import CsvReader, MalformedLine
 from feedq.records.pointer import NOTHING, Row, TextPointers, parse_pointer
-from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, parts
+from feedq.sinks.base import FeedWrite, SuspectRecord, Target, parts
 from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
 from feedq.sinks.target_table import Column, column_sources
@@ -181,6 +181,8 @@ Chunk = Sequence[Span]
 """Spans of a target, in order, of one record at least."""
 Encode = Callable[[Chunk], bytes]
 """Raises `UnreadableRecord` if one of the records cannot be encoded."""
+SetAside = Callable[[SuspectRecord, str], None]
+"""Takes a record that cannot be encoded, and why. What it raises ends the landing."""
 
 
 def chunks(writes: Iterable[FeedWrite]) -> Iterator[Chunk]:
@@ -200,20 +202,20 @@ def chunks(writes: Iterable[FeedWrite]) -> Iterator[Chunk]:
         yield chunk
 
 
-def encoded(chunk: Chunk, encode: Encode, dead: list[DeadRecord]) -> Iterator[tuple[Chunk, bytes]]:
-    """Rows of a chunk, with what they were made of. Records that cannot be encoded go to ``dead``."""
+def encoded(chunk: Chunk, encode: Encode, set_aside: SetAside) -> Iterator[tuple[Chunk, bytes]]:
+    """Rows of a chunk, with what they were made of, but for the records that are ``set_aside``."""
     try:
         rows = encode(chunk)
     except UnreadableRecord as unreadable:
         halves = _halves(chunk)
         if not halves:
             write, batch, (record,) = chunk[0].write, chunk[0].batch, chunk[0].records
-            dead.append((SuspectRecord(write, batch, record), str(unreadable)))
+            set_aside(SuspectRecord(write, batch, record), str(unreadable))
     else:
         yield chunk, rows
         return
     for half in halves:
-        yield from encoded(half, encode, dead)
+        yield from encoded(half, encode, set_aside)
 
 
 def _cut(batch: Batch) -> Iterable[bytes | Sequence[bytes]]:
@@ -412,8 +414,6 @@ class ColumnRows:
         if NUL in rows:
             raise UnreadableRecord(NUL_ERROR)
         return rows
-
-    encode_strictly = encode
 
     def rows(self, chunk: Chunk) -> bytes:
         """The same for databases that keep a NUL. Raises `UnreadableRecord`."""

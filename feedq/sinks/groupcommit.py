@@ -31,7 +31,7 @@ from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Writt
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift
 from feedq.sinks.plan import TargetPlan
-from feedq.sinks.refusals import TargetChanged, TargetLanding
+from feedq.sinks.refusals import OverBudget, TargetChanged, TargetLanding, Unfit
 from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession
 
 
@@ -188,13 +188,15 @@ class GroupCommit:
 
     def _land_together(self, landings: Sequence[tuple[TargetPlan, Sequence[FeedWrite]]]) -> bool:
         """Land in several targets under one savepoint; False if one refused something: then nothing has landed."""
-        dead: list[DeadRecord] = []
+        unfit = Unfit(briefly=self._briefly, postpones_refused=self._was_refused)
         plan = None
         try:
             with self._session.savepoint("feedq_together"):
                 for plan, writes in landings:
                     self._bound_locks(plan)
-                    dead += plan.land(writes, strict=not self._briefly)
+                    plan.land(writes, unfit.add)
+        except OverBudget:
+            return False
         except self._session.errors as error:
             if self._session.is_broken or not self._session.can_undo(error):
                 raise self._failed(error, is_the_sinks=False) from error
@@ -205,7 +207,7 @@ class GroupCommit:
             ):
                 self._note_lock(plan)
             return False
-        self._count((write for _, writes in landings for write in writes), dead)
+        self._count((write for _, writes in landings for write in writes), unfit.records)
         return True
 
     def _land(self, plan: TargetPlan, writes: Sequence[FeedWrite]) -> None:

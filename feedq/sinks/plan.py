@@ -11,7 +11,7 @@ from sqlalchemy import TableClause, column, false, insert, null, select, table
 
 from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.copytext import ColumnRows
+from feedq.sinks.copytext import ColumnRows, SetAside
 from feedq.sinks.mapping import Origin
 from feedq.sinks.target_table import TableShape, column_sources, written_columns
 
@@ -40,9 +40,9 @@ class TargetPlan(ABC):
         return frozenset(parse_pointer(pointer)[0] for pointer in pointers)
 
     @abstractmethod
-    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
-        """Send all records of these writes but those that cannot be encoded; returns these, with why. Commits
-        nothing. ``strict``: bad records are to be expected, so look for them even where that costs something."""
+    def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
+        """Send all records of these writes but those that cannot be encoded, which are ``set_aside``. Commits
+        nothing."""
 
     def land_nothing(self) -> None:
         """Have the database judge a statement that lands no row."""

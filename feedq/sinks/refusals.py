@@ -2,15 +2,15 @@
 
 ::
 
-    SAVEPOINT ─ send everything ─ RELEASE              what cannot be encoded was set aside on the way
+    SAVEPOINT ─ send everything ─ RELEASE              what cannot be encoded is set aside on the way
                     │ refused:
                     └ ROLLBACK TO ─ bisect over the records ─ RELEASE
 
 A record that is refused by itself is a dead letter, whatever the error says: a trigger or a policy may raise any
 SQLSTATE about one record. The table is to blame only if it takes nothing at all: not even a statement without
 rows, or none of several records, or no record for want of a right that somebody can grant. While other feeds
-wait, `bisect` has a budget of failed attempts; the feeds that exhaust it are undone and postponed, and are written
-apart, where there is no such budget.
+wait, `bisect` has a budget of failed attempts, and an attempt one of records that are set aside; the feeds that
+exhaust either are undone and postponed, and are written apart, where there is no such budget.
 
 `bisect` finds the few that are refused among many that are fine. It knows neither databases nor records: it is
 given an attempt that takes all of what it is given, or none of it. Each unit is taken at most once, in order,
@@ -39,6 +39,9 @@ STRIDE_MIN = 64
 FAILURES_MAX: Final = 24
 """Failed attempts at a target, beyond which feeds are postponed, or the rest is screened if no other feed waits:
 enough for a few bad records with a hint, and for one among a million without."""
+SET_ASIDE_MAX: Final = 1_000
+"""Records of one attempt that cannot be encoded, likewise: to find and to keep them takes the hundredth part of a
+second for each hundred."""
 ROUNDS_MAX: Final = 3
 """Of feeds that exhaust the budget, before all feeds of the target are postponed."""
 CONFLICTS_MAX: Final = 5
@@ -118,6 +121,20 @@ class OverBudget(Exception):
     def __init__(self, feeds: dict[FeedKey, str]) -> None:
         super().__init__()
         self.feeds = feeds
+
+
+class Unfit:
+    """The records of one attempt that cannot be encoded, while other feeds wait (``briefly``) or not."""
+
+    def __init__(self, *, briefly: bool, postpones_refused: bool) -> None:
+        self.records: list[DeadRecord] = []
+        self._max = (0 if postpones_refused else SET_ASIDE_MAX) if briefly else None
+
+    def add(self, suspect: SuspectRecord, why: str) -> None:
+        """Raises `OverBudget` if they are too many."""
+        self.records.append((suspect, why))
+        if self._max is not None and len(self.records) > self._max:
+            raise OverBudget({suspect.write.key: why for suspect, why in self.records})
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +240,9 @@ class TargetLanding:
         conflicts_left = 1 if self._briefly else CONFLICTS_MAX
         while True:
             try:
+                unfit = Unfit(briefly=self._briefly, postpones_refused=self._postpones_refused)
                 with self._session.savepoint("feedq_attempt"):
-                    unfit = self._plan.land(writes, strict=not self._briefly)
+                    self._plan.land(writes, unfit.add)
             except self._session.errors as error:
                 if self._session.is_broken or not self._session.can_undo(error):
                     raise
@@ -236,7 +254,7 @@ class TargetLanding:
                     return failed
                 conflicts_left -= 1
             else:
-                self._dead += unfit
+                self._dead += unfit.records
                 return None
 
     def _failed(self, error: Exception) -> FailedAttempt:

@@ -7,8 +7,7 @@ back in any: the first row of a key is the one that stays, or with ``update`` th
 That is three times the work of a COPY into the table itself, which does the same as long as no key is there
 already. So that is tried first, and a violated constraint has the attempt repeated by way of the staging table.
 What was copied until then is dead weight in table and index, so a `Detour` has the groups after it take that way
-at once, the more of them the more often they meet keys that are there: a source that repeats itself is not tried
-over and over.
+at once: a source that repeats itself is not tried over and over.
 
 A staging table lives as long as its session and empties itself at every commit: one made in each transaction would
 churn the system catalog several times a second. A transaction that copies straight never touches it: otherwise its
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg2 import errorcodes, sql
 
-from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, Target
-from feedq.sinks.copyplan import CopyPlan, listed
-from feedq.sinks.session import cause_of
+from feedq.sinks.base import FeedWrite, OnConflict, Target
+from feedq.sinks.copyplan import CopyPlan, Detour, listed
+from feedq.sinks.copytext import SetAside
 from feedq.sinks.target_table import TableShape
 
 if TYPE_CHECKING:
@@ -37,33 +36,6 @@ GOES_STAGED: Final = (
 )
 """Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
 ORDINAL: Final = "feedq_ordinal"
-DETOUR_FIRST: Final = 8
-DETOUR_MAX: Final = 4_096
-"""Groups, hence some minutes at full speed: so late is it noticed that a source repeats itself no longer."""
-
-
-class Detour:
-    """Counts the groups that go by way of the staging table without trying the table itself."""
-
-    def __init__(self) -> None:
-        self._left = 0
-        self._length = DETOUR_FIRST
-
-    @property
-    def is_over(self) -> bool:
-        return self._left == 0
-
-    def pass_one(self) -> None:
-        self._left -= 1
-
-    def begin(self) -> None:
-        """A key was there already."""
-        self._left = self._length
-        self._length = min(2 * self._length, DETOUR_MAX)
-
-    def shorten(self) -> None:
-        """No key was there."""
-        self._length = max(self._length // 2, DETOUR_FIRST)
 
 
 class KeyedCopyPlan(CopyPlan):
@@ -71,7 +43,7 @@ class KeyedCopyPlan(CopyPlan):
 
     def __init__(self, session: PostgresSession, target: Target, shape: TableShape, *, stage: str) -> None:
         super().__init__(session, target, shape)
-        self._detour = Detour()
+        self._by_stage = Detour(*GOES_STAGED)
         self._staging_table = sql.Identifier("pg_temp", stage)
         self._ordinal = ORDINAL
         while self._ordinal in self.columns:
@@ -98,21 +70,18 @@ class KeyedCopyPlan(CopyPlan):
     def drop_staging_table(self) -> None:
         self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging_table))
 
-    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
-        if self._detour.is_over:
-            dead = super().land(writes, strict=strict)
-            self._detour.shorten()
+    def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
+        super().land(writes, set_aside)
+        self._by_stage.count()
+
+    def _send(self, rows: Iterable[bytes]) -> None:
+        if self._by_stage.is_over:
+            super()._send(rows)
         else:
-            dead = []
-            self._land_staged(self._encoded(writes, dead, strict=strict))
-            self._detour.pass_one()
-        return dead
+            self._land_staged(rows)
 
     def detours(self, error: Any) -> bool:
-        if not self._detour.is_over or cause_of(error).pgcode not in GOES_STAGED:
-            return False
-        self._detour.begin()
-        return True
+        return super().detours(error) or self._by_stage.begins(error)
 
     def land_nothing(self) -> None:
         self._land_staged(())

@@ -278,11 +278,16 @@ def test_a_trigger_that_refuses_every_record_as_a_table_does_stops_its_feed_and_
     assert written.dead == {}
 
 
-def test_dead_letters_that_cannot_be_kept_are_their_feeds_trouble_alone(harness: PostgresSinkHarness) -> None:
+@pytest.mark.parametrize("refused_by", ["encoder", "database"])
+def test_dead_letters_that_cannot_be_kept_are_their_feeds_trouble_alone(
+    harness: PostgresSinkHarness, refused_by: str
+) -> None:
+    bad = {"encoder": b"bad", "database": b"2"}[refused_by]
     sink = harness.sink()
     sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    harness.query("ALTER TABLE raw ADD CHECK (payload <> '2')")
     harness.query("ALTER TABLE feedq_dead_letter ADD CHECK (error IS NULL)")
-    group = [write(1, 1, lines(b"1", b"bad", cursor=1)), write(2, 1, lines(b"1", cursor=1))]
+    group = [write(1, 1, lines(b"1", bad, cursor=1)), write(2, 1, lines(b"1", cursor=1))]
     written = sink.write(group, briefly=True)
     assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
     assert "feedq_dead_letter" in sink.write(group[:1]).postponed[1, 1]

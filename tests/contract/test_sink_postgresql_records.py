@@ -368,16 +368,40 @@ def test_a_partition_whose_trigger_fills_a_column_refuses_the_bad_record_only(
     assert (written.landed, written.dead) == ({(1, 1): 9}, {(1, 1): 1})
 
 
-def test_a_feed_that_is_written_apart_is_looked_through_before_its_records_are_sent(
-    harness: PostgresSinkHarness,
+@pytest.mark.parametrize("briefly", [False, True])
+def test_after_a_bad_record_all_are_looked_at_before_they_are_sent(
+    harness: PostgresSinkHarness, briefly: bool
 ) -> None:
     sink = harness.sink(url=harness.proxy.url)
     fence(sink, 1, 1)
-    harness.proxy.seen.clear()
-    written = sink.write([write(1, 1, lines(b"2", b"bad", b"3", cursor=2))])
-    assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 1})
-    assert harness.proxy.seen["COPY"] == 2, "one for the rows, one for the dead letters"
-    assert harness.proxy.seen["BEGIN"] == 1
+    for copies in (3, 2):
+        harness.proxy.seen.clear()
+        written = sink.write([write(1, 1, lines(b"2", *[b"bad"] * 100, b"3", cursor=2))], briefly=briefly)
+        assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 100})
+        assert harness.proxy.seen["COPY"] == copies, "one in vain, one for the rows, one for the dead letters"
+        assert harness.proxy.seen["BEGIN"] == 1
+
+
+@pytest.mark.parametrize("columns", [{}, {"payload": ""}])
+def test_a_flood_of_bad_records_is_written_apart(
+    harness: PostgresSinkHarness, columns: dict[str, str]
+) -> None:
+    if columns:
+        harness.query("CREATE TABLE raw (payload jsonb)")
+    target = Target("raw", "json", sources_of(columns))
+    sink = harness.sink()
+    fence(sink, 1, 1, target)
+    fence(sink, 2, 1, target)
+    group = [
+        write(1, 1, lines(*[b"bad"] * 1_001, cursor=1), target=target),
+        write(2, 1, lines(b"2", b"bad", cursor=1), target=target),
+    ]
+    written = sink.write(group[:1], briefly=True)
+    assert (written.landed, list(written.postponed)) == ({}, [(1, 1)])
+    written = sink.write(group[:1])
+    assert (written.landed, written.dead) == ({(1, 1): 0}, {(1, 1): 1_001})
+    written = sink.write(group[1:], briefly=True)
+    assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
 
 
 @pytest.mark.parametrize("after", [b"{}", b"bad"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from feedq.core.model import Batch, FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
 from feedq.sinks.checkpoints import LastCommit, decide
+from feedq.sinks.copyplan import DETOUR_FIRST, DETOUR_MAX, Detour
 from feedq.sinks.refusals import FailedAttempt, bisect
-from feedq.sinks.stagedcopy import DETOUR_FIRST, DETOUR_MAX, Detour
 
 
 class Table:
@@ -144,20 +145,18 @@ def test_feeds_that_are_all_overtaken_are_lost(checkpoints: dict[int, LastCommit
     assert settled == Written(landed={}, dead={}, lost=((1, 5),), unusable={})
 
 
+KEY_IS_THERE: Any = SimpleNamespace(pgcode="23505")
+
+
 def run(meets_key: list[bool]) -> tuple[int, int]:
     """Groups that tried the table itself, and how many of them in vain."""
-    detour = Detour()
+    detour = Detour(KEY_IS_THERE.pgcode)
     tried = failed = 0
     for there in meets_key:
-        if not detour.is_over:
-            detour.pass_one()
-            continue
-        tried += 1
-        if there:
+        tried += detour.is_over
+        if there and detour.begins(KEY_IS_THERE):
             failed += 1
-            detour.begin()
-        else:
-            detour.shorten()
+        detour.count()
     return tried, failed
 
 
@@ -171,9 +170,12 @@ def test_few_groups_are_copied_in_vain(meets_key: list[bool]) -> None:
 
 
 def test_a_detour_has_an_end() -> None:
-    detour = Detour()
+    detour = Detour(KEY_IS_THERE.pgcode)
     for _ in range(40):
-        detour.begin()
+        detour.begins(KEY_IS_THERE)
+        while not detour.is_over:
+            detour.count()
+    assert detour.begins(KEY_IS_THERE)
     for _ in range(DETOUR_MAX):
-        detour.pass_one()
+        detour.count()
     assert detour.is_over

@@ -20,7 +20,7 @@ from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.pointer import MISSING, TextPointers
 from feedq.sinks import copytext
 from feedq.sinks import statements as arrays
-from feedq.sinks.base import DeadRecord, FeedWrite, Target
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.copyplan import DefaultRows
 from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check, chunks, row_of, texts_of_row
@@ -65,7 +65,12 @@ def sorted_out(
     rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]
 ) -> tuple[list[bytes], list[DeadRecord]]:
     dead: list[DeadRecord] = []
-    landed = [text for chunk in chunks(writes) for _, text in encoded_around(chunk, rows.encode, dead)]
+
+    def set_aside(suspect: SuspectRecord, why: str) -> None:
+        dead.append((suspect, why))
+
+    encode = rows.encode_quickly if isinstance(rows, DefaultRows) else rows.encode
+    landed = [text for chunk in chunks(writes) for _, text in encoded_around(chunk, encode, set_aside)]
     return landed, dead
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Column, MetaData, Table, insert
 
-from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
-from feedq.sinks.copytext import UnreadableRecord, chunks, encoded, texts_of_row
+from feedq.sinks.base import FeedWrite, OnConflict, SuspectRecord, Target
+from feedq.sinks.copytext import SetAside, UnreadableRecord, chunks, encoded, texts_of_row
 from feedq.sinks.plan import TargetPlan
 from feedq.sinks.sql.column_values import Conversion, Unfit
 from feedq.sinks.target_table import TableShape
@@ -76,24 +76,22 @@ class InsertPlan(TargetPlan):
                 values[name] = None
         return values
 
-    def land(self, writes: Sequence[FeedWrite], *, strict: bool) -> list[DeadRecord]:
-        dead: list[DeadRecord] = []
+    def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
         self._done = 0
-        for part in _parts(self._rows_of(writes, dead)):
+        for part in _parts(self._rows_of(writes, set_aside)):
             self.session.execute(self._insert, part)
             self._done += len(part)
-        return dead
 
-    def _rows_of(self, writes: Sequence[FeedWrite], dead: list[DeadRecord]) -> Iterator[tuple[Values, int]]:
-        """The rows, each with the size of its record. Records that cannot be converted go to ``dead``."""
+    def _rows_of(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> Iterator[tuple[Values, int]]:
+        """The rows, each with the size of its record. Records that cannot be converted are ``set_aside``, too."""
         for chunk in chunks(writes):
-            for spans, rows in encoded(chunk, self.rows.rows, dead):
+            for spans, rows in encoded(chunk, self.rows.rows, set_aside):
                 suspects = (SuspectRecord(*span[:2], record) for span in spans for record in span.records)
                 for suspect, row in zip(suspects, rows.decode().split("\n"), strict=False):
                     try:
                         yield self._values(texts_of_row(row)), len(suspect.record)
                     except UnreadableRecord as unreadable:
-                        dead.append((suspect, str(unreadable)))
+                        set_aside(suspect, str(unreadable))
 
     def row_of(self, error: Any) -> int | None:
         row = self.session.row_of(error)
