@@ -63,9 +63,22 @@ class ConnectorOptions(StrictModel):
     """With `format: csv`: the names of the `fields`, and the `delimiter` and `quote` between them."""
     limits: RateLimits = UNLIMITED
     """`rows_per_s` and `bytes_per_s` at most, on average: the source is read slower, nothing is dropped."""
+    NAMES_FIELDS: ClassVar[bool] = False
+    """Whether the first line of what is read may name the fields of CSV."""
+
     secrets: dict[str, str] = Field({})
     """Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. They are resolved
     on the worker; values are never stored or shown."""
+
+    @property
+    def record_csv(self) -> CsvFormat | None:
+        """How to take apart the records that are given; None if they are no CSV."""
+        return self.csv if self.csv is not None and self.csv.fields else None
+
+    @property
+    def record_format(self) -> RecordFormat:
+        """What the records are that are given: of CSV whose fields its first line names, they are JSON."""
+        return "json" if self.format == "csv" and self.record_csv is None else self.format
 
     @property
     def remote_host(self) -> str | None:
@@ -110,9 +123,11 @@ class ConnectorOptions(StrictModel):
     def _check_csv(cls, csv: CsvFormat | None, info: ValidationInfo) -> CsvFormat | None:
         wanted = info.data.get("format") == "csv"
         if wanted and csv is None:
-            raise ValueError("is needed with source.format csv: at least the names of the fields")
+            raise ValueError("is needed with source.format csv: the names of the fields, or header: true")
         if csv is not None and not wanted:
             raise ValueError("needs source.format csv")
+        if csv is not None and not csv.fields and not cls.NAMES_FIELDS:
+            raise ValueError("needs fields: only the first line of a file or a stream can name them")
         return csv
 
     @field_validator("secrets")

@@ -47,6 +47,8 @@ from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnav
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""
 READ_BYTES = 256 * 1024
+BEGIN_BYTES = 256 * 1024
+"""How much of its beginning may be a header of CSV: more columns than a table can have."""
 UNFINISHED_S = 5.0
 """A record at the end of a file that has no end for this long is told of."""
 SCANS_MAX = 100
@@ -139,7 +141,7 @@ class FollowedFile:
     def go_to(self, offset: int) -> None:
         """Read from there; to be called before anything else was read."""
         if offset:
-            self.framer = self._options.framer()
+            self.framer = self._options.framer(begin=self._beginning(min(offset, BEGIN_BYTES)))
         self._read = offset
         self._head = self._beginning(min(offset, HEAD_BYTES))
 

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -14,9 +14,10 @@ from feedq.connectors.base import ConnectorOptions, Context, check_format, show_
 from feedq.connectors.reading import RecordStream
 from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured
-from feedq.records.csvtext import CsvFormat
+from feedq.records.csvtext import NAME_CHARACTERS_MAX, CsvFormat
 from feedq.records.cursor import CursorReader
 from feedq.records.framing import (
+    BYTE_ORDER_MARK,
     LF,
     RECORD_BYTES_MAX,
     CsvFramer,
@@ -25,6 +26,7 @@ from feedq.records.framing import (
     HeaderlessFramer,
     LengthFramer,
     LineFramer,
+    NamingFramer,
     Refusal,
     UnmarkedFramer,
 )
@@ -41,6 +43,8 @@ def line_framer(csv: CsvFormat | None, max_record_bytes: int) -> Framer:
 
 class FramingOptions(ConnectorOptions):
     """How a stream of bytes is cut into records."""
+
+    NAMES_FIELDS: ClassVar[bool] = True
 
     framing: Literal["lines", "delimiter", "length"] = "lines"
     """How records are told apart: `lines` end with LF or CRLF, `delimiter` is whatever ends them instead,
@@ -83,21 +87,29 @@ class FramingOptions(ConnectorOptions):
             return b""
         return LF if self.delimiter is None else unescape(self.delimiter)
 
-    def framer(self) -> Framer:
-        """Makes the framer of one stream, from the end of any record on; each needs its own."""
-        framer: Framer = line_framer(self.csv, self.max_record_bytes)
+    def framer(self, *, begin: bytes | None = None) -> Framer:
+        """Makes the framer of one stream; each needs its own. ``begin`` is how the stream begins, where it is
+        read from the end of a later record on."""
+        if self.csv is None or not self.csv.header:
+            return self._plain_framer()
+        if self.csv.fields:
+            return HeaderlessFramer(self._plain_framer(), self.csv)
+        if begin is None:
+            return NamingFramer(self._plain_framer(), self.csv)
+        first = self._plain_framer().push(begin.removeprefix(BYTE_ORDER_MARK)).first(1)
+        return NamingFramer(self._plain_framer(), self.csv, header=first[0] if first else b"")
+
+    def _plain_framer(self) -> Framer:
         if self.framing == "length":
-            framer = LengthFramer(
+            return LengthFramer(
                 self.length_bytes,
                 self.max_record_bytes,
                 byte_order=self.length_order,
                 counts_itself=self.length_counts_itself,
             )
-        elif self.framing == "delimiter":
-            framer = DelimiterFramer(self.end_mark, self.max_record_bytes)
-        if self.csv is not None and self.csv.header:
-            return HeaderlessFramer(framer, self.csv)
-        return framer
+        if self.framing == "delimiter":
+            return DelimiterFramer(self.end_mark, self.max_record_bytes)
+        return line_framer(self.csv, self.max_record_bytes)
 
     def stream_framer(self) -> Framer:
         """Makes the framer of one stream from its beginning, where text may have a byte order mark."""
@@ -111,6 +123,11 @@ class FramingOptions(ConnectorOptions):
             return FeedMisconfigured(
                 f"{where}: what should be the length of a record {after} is less than its own size; "
                 "check source.framing and its source.length_… options"
+            )
+        if why is Refusal.HEADER:
+            return FeedMisconfigured(
+                f"{where}: its first line is no header: each field needs a name of its own, of at most "
+                f"{NAME_CHARACTERS_MAX} characters; give the names in source.csv.fields"
             )
         return FeedMisconfigured(
             f"{where}: record of more than {self.max_record_bytes} bytes {after}; "
@@ -129,14 +146,15 @@ class CursorOptions(ConnectorOptions):
     def _check_cursor(cls, cursor: str | None, info: ValidationInfo) -> str | None:
         if cursor is not None:
             check_format(info, "json", "csv")
-            CursorReader(cursor, csv=info.data.get("csv"))
+            csv = info.data.get("csv")
+            CursorReader(cursor, csv=csv if csv is not None and csv.fields else None)
         return cursor
 
     @cached_property
     def cursor_reader(self) -> CursorReader | None:
         """What reads cursors; None: records have none, and the cursor of the feed stays what it is."""
         # It keeps nothing of what it reads: one for all feeds that share these options.
-        return None if self.cursor is None else CursorReader(self.cursor, csv=self.csv)
+        return None if self.cursor is None else CursorReader(self.cursor, csv=self.record_csv)
 
     def cursor_back(self, cursor: JSON, records: int) -> JSON:
         """The source is taken to number its records one by one."""

@@ -28,6 +28,8 @@ from feedq.records.pointer import MISSING, Missing, parse_pointer
 from feedq.records.template import unescape
 
 LF = b"\n"
+NAME_CHARACTERS_MAX = 64
+"""Of a name in a header line, which each record repeats; no table has a column with a longer one."""
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,17}")
 """As JSON writes one, and surely within 64 bits: nothing of the text is lost."""
 
@@ -35,15 +37,17 @@ _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,17}")
 class CsvFormat(StrictModel):
     """How the fields of a record are told apart."""
 
-    fields: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of the fields in their order, for pointers such as `/price`."""
+    fields: tuple[str, ...] = ()
+    """Names of the fields in their order, for pointers such as `/price`. With `header: true` they may be left out
+    where records come from a file or a stream: then its first line names them, records become JSON objects, and a
+    pointer to a name that is not there finds nothing."""
     delimiter: str = ","
     r"""What stands between two fields; escapes as in `\t`."""
     quote: Annotated[str, Field(max_length=1)] = '"'
     """Encloses a field that holds the delimiter, a line end or the quote itself, which is doubled inside it.
     Empty: nothing is quoted, and quotes are characters like any other. A quoted empty field is an empty text, an
     unquoted one is null."""
-    header: bool = False
+    header: Annotated[bool, Field(validate_default=True)] = False
     """Lines that are just the names of the fields are headers and left out."""
 
     @field_validator("fields")
@@ -55,6 +59,13 @@ class CsvFormat(StrictModel):
                 f"{', '.join(map(repr, twice))} is there twice; each field needs a name of its own"
             )
         return fields
+
+    @field_validator("header")
+    @classmethod
+    def _check_header(cls, header: bool, info: ValidationInfo) -> bool:
+        if not header and info.data.get("fields") == ():
+            raise ValueError("must be true where source.csv.fields does not name at least 1 field")
+        return header
 
     @field_validator("delimiter")
     @classmethod
@@ -74,6 +85,31 @@ class CsvFormat(StrictModel):
         return quote
 
 
+def field_names(header: bytes, csv: CsvFormat) -> tuple[str, ...] | None:
+    """The names in a header line; None if it cannot name fields: a name is there twice, or too long."""
+    try:
+        fields = CsvReader(csv).split(header)
+        names = tuple((field or b"").decode() for field in fields)
+    except ValueError:
+        return None
+    is_fit = len(set(names)) == len(names) and max(map(len, names)) <= NAME_CHARACTERS_MAX
+    return names if is_fit else None
+
+
+def as_object(names: Sequence[str], fields: Sequence[bytes | None]) -> bytes:
+    """Fields as a JSON object: a number if it is written as JSON writes an integer, else a string, null for null.
+
+    Raises `UnicodeDecodeError`.
+    """
+    return msgspec.json.encode(
+        {name: None if field is None else _as_json(field) for name, field in zip(names, fields, strict=True)}
+    )
+
+
+def _as_json(field: bytes) -> msgspec.Raw | str:
+    return msgspec.Raw(field) if _INTEGER.fullmatch(field) else field.decode()
+
+
 class MalformedLine(ValueError):
     """A record that is not as the format says; the message says why."""
 
@@ -91,12 +127,15 @@ class CsvReader:
         """Which field has that name."""
         return self._places.get(name)
 
+    def split(self, record: bytes) -> list[bytes | None]:
+        """The fields, however many there are. Raises `MalformedLine`."""
+        if self._quote and self._quote in record:
+            return self._read_quoted(record)
+        return [field or None for field in record.split(self._delimiter)]
+
     def read(self, record: bytes) -> list[bytes | None]:
         """The fields in their order, None for null. Raises `MalformedLine`."""
-        if self._quote and self._quote in record:
-            fields = self._read_quoted(record)
-        else:
-            fields = [field or None for field in record.split(self._delimiter)]
+        fields = self.split(record)
         if len(fields) != len(self.names):
             raise MalformedLine(
                 f"invalid CSV: {_counted(len(fields))}, and source.csv.fields names {len(self.names)}"

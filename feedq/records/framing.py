@@ -16,12 +16,13 @@ one ends the stream likewise: what follows it is anybody's guess.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum, auto
 from struct import Struct
 from typing import Literal, Protocol
 
 from feedq.core.model import Records, as_lines
-from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
+from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, as_object, field_names
 from feedq.records.template import unescape
 
 RecordFormat = Literal["json", "csv", "text", "bytes"]
@@ -41,6 +42,8 @@ class Refusal(Enum):
     """The next record is larger than the limit."""
     CORRUPT = auto()
     """What should be the length of the next record cannot be one."""
+    HEADER = auto()
+    """The first line cannot name the fields of CSV."""
 
 
 class Framer(Protocol):
@@ -395,3 +398,41 @@ class HeaderlessFramer(OuterFramer):
         except MalformedLine:
             return False
         return [field or b"" for field in fields] == self._names
+
+
+class NamingFramer(OuterFramer):
+    """A framer that makes JSON objects of the records of CSV, whose fields the first of them names.
+
+    Lines that repeat the first are left out, as files that were joined have them. What is no record of CSV stays
+    as it is: as no JSON, it becomes a dead letter.
+    """
+
+    def __init__(self, framer: Framer, csv: CsvFormat, *, header: bytes | None = None) -> None:
+        """``header`` is the first record of the stream, where the framer is to go on behind it."""
+        super().__init__(framer)
+        self._split = CsvReader(csv).split
+        self._csv = csv
+        self._header = header
+        self._names = None if header is None else field_names(header, csv)
+
+    @property
+    def refusal(self) -> Refusal | None:
+        is_unnamed = self._header is not None and self._names is None
+        return Refusal.HEADER if is_unnamed else self._inner.refusal
+
+    def _sifted(self, records: Records) -> Records:
+        if not records:
+            return records
+        if self._header is None:
+            self._header = records.first(1)[0]
+            self._names = field_names(self._header, self._csv)
+        if self._names is None:
+            return Records()
+        names = self._names
+        return Records.of([self._object(names, one) for one in records.split() if one != self._header])
+
+    def _object(self, names: Sequence[str], record: bytes) -> bytes:
+        try:
+            return as_object(names, self._split(record))
+        except ValueError:
+            return record

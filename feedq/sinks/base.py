@@ -502,28 +502,28 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
     """Raises `InvalidInput` when sink and source do not go together."""
     columns = sources_of(options.columns)
     pointing = options.flatten is not None or any(c.origin is Origin.POINTER for c in columns)
-    if pointing and source.format not in ("json", "csv"):
+    if pointing and source.record_format not in ("json", "csv"):
         raise InvalidInput(
             f"sink.columns and sink.flatten point into records, which needs source.format json or csv, "
-            f"not {source.format}"
+            f"not {source.record_format}"
         )
-    if options.drift is not Drift.IGNORE and source.format != "json":
+    if options.drift is not Drift.IGNORE and source.record_format != "json":
         raise InvalidInput(
-            f"sink.drift looks into records, which needs source.format json, not {source.format}"
+            f"sink.drift looks into records, which needs source.format json, not {source.record_format}"
         )
-    if source.csv is not None and (why := unknown_field(columns, source.csv.fields)):
+    if source.record_csv is not None and (why := unknown_field(columns, source.record_csv.fields)):
         raise InvalidInput(why)
     for column in options.key:
         if options.columns and options.flatten is None and column not in options.columns:
             raise InvalidInput(f"sink.key: {column!r} is not among sink.columns")
     return Target(
         options.table,
-        source.format,
+        source.record_format,
         columns,
         options.key,
         on_conflict=options.on_conflict,
         flatten=options.flatten,
-        csv=source.csv,
+        csv=source.record_csv,
         create=options.create,
         types=tuple((column, type_.value) for column, type_ in sorted(options.types.items())),
         drift=options.drift,

@@ -25,7 +25,7 @@ from feedq.core.model import Batch, FeedSpec
 from feedq.core.values import did_you_mean, read_json
 from feedq.errors import InvalidInput
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
-from feedq.records.pointer import array_index, parse_pointer
+from feedq.records.pointer import MISSING, parse_pointer, walk
 from feedq.sinks.base import Target
 from feedq.sinks.mapping import ColumnType, Origin, Otherwise, pointer_to, type_of
 
@@ -196,11 +196,11 @@ SOUGHT_BYTES_MAX = 64 * 1024
 
 def hints(source: ConnectorOptions, target: Target, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:
     """Yields what is odd about records, as pairs of what it is about and a sentence."""
-    if source.csv is not None:
-        yield from _header_hints(source.csv, records)
+    if source.record_csv is not None:
+        yield from _header_hints(source.record_csv, records)
         return
     documents = list(json_documents(records))
-    if not documents or source.format != "json":
+    if not documents or source.record_format != "json":
         return
     lists = [document for document in documents if isinstance(document, list)]
     if lists:
@@ -220,10 +220,10 @@ class FirstRecords:
     """
 
     def __init__(self, source: ConnectorOptions, target: Target, *, from_beginning: bool) -> None:
-        is_headed = source.csv is not None and source.csv.header and from_beginning
-        self._csv = source.csv if is_headed else None
+        csv = source.record_csv
+        self._csv = csv if csv is not None and csv.header and from_beginning else None
         self._head: list[bytes] = []
-        self._sought = dict(_sought(source, target)) if source.format == "json" else {}
+        self._sought = dict(_sought(source, target)) if source.record_format == "json" else {}
         self._searched: list[Any] = []
         self._is_told = False
 
@@ -282,18 +282,7 @@ def _not_there(taker: str, pointers: Sequence[str], documents: Sequence[Any]) ->
 
 
 def _has_any(document: Any, pointers: Sequence[str]) -> bool:
-    return any(_has(document, parse_pointer(pointer)) for pointer in pointers)
-
-
-def _has(value: Any, tokens: Sequence[str]) -> bool:
-    for token in tokens:
-        if isinstance(value, Mapping) and token in value:
-            value = value[token]
-        elif isinstance(value, list) and (index := array_index(token)) is not None and index < len(value):
-            value = value[index]
-        else:
-            return False
-    return True
+    return any(walk(document, parse_pointer(pointer)) is not MISSING for pointer in pointers)
 
 
 def _header_hints(csv: CsvFormat, records: Sequence[bytes]) -> Iterator[tuple[str, str]]:

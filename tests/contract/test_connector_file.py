@@ -351,3 +351,46 @@ async def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
     assert fails == 0
     await read_until(driver, 3)
     assert driver.records == numbered(1, 2, 3)
+
+
+# -- a header that names the fields of CSV -------------------------------------------------------------
+
+NAMED = {"format": "csv", "csv": {"header": True}}
+
+
+async def test_a_header_names_the_fields_and_a_feed_that_resumes_later_knows_them(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_bytes(BYTE_ORDER_MARK + b'id,"the price",note\r\n7,1.50,"a ""b""\nc"\r\n')
+    driver = driver_of(path, **NAMED)
+    await read_until(driver, 1)
+    append(path, b'007,,""', b'id,"the price",note', b"8,2", b"9,\xff,x")
+    await read_until(driver, 4)
+    assert driver.records == [
+        b'{"id":7,"the price":"1.50","note":"a \\"b\\"\\nc"}',
+        b'{"id":"007","the price":null,"note":""}',
+        b"8,2",
+        b"9,\xff,x",
+    ]
+
+
+async def test_each_file_after_a_rotation_has_a_header_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    append(path, b"id,price", b"1,2")
+    driver = driver_of(path, **NAMED)
+    async with following(driver) as until_records:
+        await until_records(1)
+        rotate(path)
+        append(path, b"price,id", b"3,4")
+        await until_records(2)
+    assert driver.records == [b'{"id":1,"price":2}', b'{"price":3,"id":4}']
+
+
+@pytest.mark.parametrize("header", [b"id,id", b"id," + b"x" * 65, b"\xff,id", b'id,x"y'])
+async def test_a_first_line_that_cannot_name_fields_fails_the_feed(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "data.csv"
+    append(path, header, b"1,2")
+    driver = driver_of(path, **NAMED)
+    error = await driver.read()
+    assert isinstance(error, FeedMisconfigured)
+    assert "its first line is no header" in str(error)
+    assert driver.records == []

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.base import parse_options
+from feedq.connectors.base import Context, parse_options
+from feedq.connectors.reading import RecordStream
 from feedq.connectors.tcp import Hello, TcpOptions
 from feedq.connectors.wire.remote import Location
-from feedq.errors import InvalidInput
+from feedq.core.clock import SystemClock
+from feedq.core.model import JSON
+from feedq.errors import FeedMisconfigured, InvalidInput
+from feedq.testing.loopback import RecordingGuard
 
 URL = "tcp://127.0.0.1:7001"
 
@@ -111,6 +115,34 @@ def test_a_cursor_may_point_into_csv() -> None:
     assert refusal(**source, cursor="/sqe").startswith("source.cursor: ")
 
 
+def test_csv_whose_fields_its_first_line_names_is_given_as_json() -> None:
+    named = options(format="csv", csv={"header": True}, cursor="/seq")
+    assert (named.record_format, named.record_csv) == ("json", None)
+    assert options(format="csv", csv={"fields": ["seq"]}).record_format == "csv"
+    (batch,) = a_stream(named).take(b"seq,price\n1,2.50\n2,3\n")
+    assert (batch.lines, batch.cursor) == (b'{"seq":1,"price":"2.50"}\n{"seq":2,"price":3}\n', 2)
+    assert refusal(format="csv", csv={}).startswith("source.csv.header: must be true")
+
+
+def test_a_stream_lands_what_came_before_and_says_behind_which_cursor_it_cannot_go_on() -> None:
+    stream = a_stream(options(cursor="/seq", max_record_bytes=9), cursor=3)
+    assert not stream.was_heard
+    assert [one.cursor for one in stream.take(b'{"seq":4')] == []
+    assert stream.was_heard
+    taken = stream.take(b'}\n{"seq":5}\n{"seq":6, "x": 1}\n')
+    batch = next(taken)
+    assert (batch.split(), batch.cursor) == ((b'{"seq":4}', b'{"seq":5}'), 5)
+    with pytest.raises(FeedMisconfigured, match=r"record of more than 9 bytes after cursor 5; raise"):
+        next(taken)
+
+
+def a_stream(source: TcpOptions, *, cursor: JSON = None) -> RecordStream[bytes | bytearray]:
+    context = Context(
+        feed="a/b", clock=SystemClock(), guard=RecordingGuard(), on_connected=lambda: None, secrets={}
+    )
+    return source.record_stream(source.stream_framer(), context, where=URL, cursor=cursor)
+
+
 # -- every connector ---------------------------------------------------------------------------------------
 
 MINIMAL: dict[str, dict[str, Any]] = {
@@ -170,6 +202,10 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         (
             {"headers": {"Sec-WebSocket-Key": "x"}},
             "source.headers: 'Sec-WebSocket-Key' is set by feedq itself",
+        ),
+        (
+            {"format": "csv", "csv": {"header": True}},
+            "source.csv: needs fields: only the first line of a file or a stream can name them",
         ),
         ({"ignore": [{}]}, "source.ignore: holds an entry without a pointer"),
     ],

@@ -15,11 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from feedq.connectors.base import Context, parse_options, show_cursor
-from feedq.connectors.tcp import PING_BYTES_MAX, Ping, PingFramer, TcpOptions
+from feedq.connectors.base import show_cursor
+from feedq.connectors.tcp import PING_BYTES_MAX, Ping, PingFramer
 from feedq.connectors.websocket.connector import Ignored, Rule
 from feedq.core import model
-from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
@@ -44,7 +43,6 @@ from feedq.records.pointer import (
 )
 from feedq.records.template import fill_in
 from feedq.sinks.checkpoints import ascii_text, cursor_of, cursor_text
-from feedq.testing.loopback import RecordingGuard
 from tests.records import csv_records
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -198,26 +196,6 @@ def test_a_length_that_cannot_be_one_is_told_from_one_over_the_limit() -> None:
     framer = Prefix(4, "big", counts_itself=True).framer(10)
     assert framer.push(b"\0\0\0\6ab\0\0\0\x03") == Records(records=(b"ab",))
     assert framer.refusal is Refusal.CORRUPT
-
-
-def test_a_stream_lands_what_came_before_and_says_behind_which_cursor_it_cannot_go_on() -> None:
-    options = parse_options("tcp", {"url": "tcp://h:1", "cursor": "/seq", "max_record_bytes": 9})
-    assert isinstance(options, TcpOptions)
-    stream = options.record_stream(options.stream_framer(), a_context(), where="tcp://h:1", cursor=3)
-    assert not stream.was_heard
-    assert [one.cursor for one in stream.take(b'{"seq":4')] == []
-    assert stream.was_heard
-    taken = stream.take(b'}\n{"seq":5}\n{"seq":6, "x": 1}\n')
-    batch = next(taken)
-    assert (batch.split(), batch.cursor) == ((b'{"seq":4}', b'{"seq":5}'), 5)
-    with pytest.raises(FeedMisconfigured, match=r"record of more than 9 bytes after cursor 5; raise"):
-        next(taken)
-
-
-def a_context() -> Context:
-    return Context(
-        feed="a/b", clock=SystemClock(), guard=RecordingGuard(), on_connected=lambda: None, secrets={}
-    )
 
 
 FRAMERS: dict[str, Callable[[int], Framer]] = {

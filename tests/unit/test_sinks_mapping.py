@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.base import ConnectorOptions
+from feedq.connectors.base import ConnectorOptions, parse_options
 from feedq.errors import InvalidInput
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
@@ -125,6 +125,12 @@ def test_a_landing_has_all_that_was_declared() -> None:
     assert (target.flatten, target.key, target.on_conflict) == ("_", ("seq",), OnConflict.UPDATE)
     assert target.csv == CSV.csv
     assert target.is_mapped
+
+
+def test_csv_whose_fields_its_first_line_names_lands_as_json() -> None:
+    source = parse_options("file", {"path": "/x.csv", "format": "csv", "csv": {"header": True}})
+    target = target_of(parse_sink(sink(columns={"p": "/price"}, drift="event")), source)
+    assert (target.format, target.csv) == ("json", None)
 
 
 # -- flatten -----------------------------------------------------------------------------------------
