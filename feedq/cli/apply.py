@@ -241,20 +241,14 @@ def declare(
     invocation: Invocation,
     question: Callable[[declarations.Declared], str | None],
     show: Callable[[declarations.Declared], None],
-    *,
-    yes: bool,
-    dry_run: bool = False,
     **asked: Any,
 ) -> None:
-    """Make declarations, unless ``yes`` once somebody has agreed to what a dry run says, and show what came of it.
+    """Make declarations, as `Invocation.do_confirmed` makes them, and show what came of it.
 
     Raises when some of them could not be made, naming each.
     """
     with invocation.progress("changes"):
-        if dry_run:
-            found = invocation.do(declarations.declare, **asked, dry_run=True)
-        else:
-            found = invocation.do_confirmed(declarations.declare, question, yes=yes, **asked)
+        found = invocation.do_confirmed(declarations.declare, question, **asked)
     changed = {change.name for change in found.changes if change.kind == "schedule"}
     schedules = [spec for spec in asked.get("schedules") or () if spec.name in changed]
     tables.warn_never(schedules, now=invocation.clock.now())

@@ -92,10 +92,10 @@ def _change(
     done = invocation.do_confirmed(
         cursors.change_cursor,
         lambda tried: f"{_said(name, tried.change, 'goes on')}. Do it?",
-        yes=yes or dry_run,
+        yes=yes,
+        dry_run=dry_run,
         name=name,
         **asked,
-        **({"dry_run": True} if dry_run else {}),
     )
     if wait and not dry_run:
         generation = invocation.do(feeds.show_feed, name=name).view.feed.generation

@@ -190,10 +190,15 @@ class Invocation:
         question: Callable[[T], str | None],
         *,
         yes: bool,
+        dry_run: bool = False,
         **asked: Any,
     ) -> T:
-        """Have a verb done once somebody has agreed to what its dry run says. Raises as `do` and `confirm`."""
+        """Have a verb done once somebody has agreed to what its dry run says, or the dry run alone.
+
+        Raises as `do` and `confirm`."""
         do: Callable[..., T] = self.do
+        if dry_run:
+            return do(function, **asked, dry_run=True)
         if not yes and (text := question(do(function, **asked, dry_run=True))):
             self.confirm(text, yes=False)
         return do(function, **asked)

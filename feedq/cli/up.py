@@ -202,9 +202,10 @@ def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) 
     """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
     from feedq.core.selection import Selection
     from feedq.local import demo
+    from feedq.settings import read_settings
 
     invocation, check = Invocation(), demo.LandedCheck(_sink_url(stack))
-    invocation.store = store
+    invocation.store, invocation.settings = store, read_settings(stack.settings)
     tallies: Mapping[str, demo.Tally] = {}
 
     def checked(view: FeedView) -> str | None:
