@@ -140,7 +140,7 @@ class Settings(BaseModel):
     """Longest wait of a received record for its group commit."""
     stall_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
     """A worker whose event loop stands still for this long, while it could run, is ended, and its feeds go on
-    elsewhere; 0 is never."""
+    elsewhere; 0 is never. So is a worker with another thread that has stood still for 4 s, unless this is 0."""
     memory_limit: Annotated[int, Field(ge=0)] = 0
     """Bytes that a worker process may use: before it reaches them, it lets go of the feed that grows. 0 is
     the limit of its container or cgroup, if there is one."""

@@ -37,7 +37,7 @@ from feedq.core.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
 from feedq.errors import FeedqError, Unavailable
 from feedq.settings import Settings, settings
 from feedq.telemetry.logs import LogEvent, database_event, log
-from feedq.telemetry.metrics_port import watch_threads
+from feedq.telemetry.watched_threads import watch_threads
 from feedq.verbs.alerts import AlertSender
 from feedq.worker.thread_pool import Lane, ThreadPool
 from feedq.worker.threads import Outbox

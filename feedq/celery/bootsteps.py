@@ -47,13 +47,14 @@ from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.settings import Settings, settings
 from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, database_event, log
-from feedq.telemetry.metrics_port import watch_threads
+from feedq.telemetry.watched_threads import watch_threads
 from feedq.worker import metrics
+from feedq.worker.activity import Activity, Limits
+from feedq.worker.duty import Duty
 from feedq.worker.jobs.calling import TaskCaller, import_jobs
 from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.monitor import (
-    Limits,
-    Watch,
+    MonitorProcess,
     default_state_dir,
     is_container_init,
     memory_limit,
@@ -62,6 +63,7 @@ from feedq.worker.monitor import (
 )
 from feedq.worker.supervisor import Supervisor
 from feedq.worker.threads import Deadline, end_with_parent
+from feedq.worker.watch import Watch
 
 NAME_BYTES_MAX = 255
 """The longest name of a queue in AMQP."""
@@ -167,14 +169,17 @@ class FeedqStep(bootsteps.StartStopStep):
         watch_threads()
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
-        self._take_charge(worker, s)
+        monitor = _monitor(s)
+        limits = Limits(s.stall_s, memory_bytes_max(s) if monitor is not None else 0)
+        watch = Watch(Activity.private() if monitor is None else monitor.activity, limits)
+        self._take_charge(worker, s, watch)
         places = Places.of(worker, s)
         supervisor = Supervisor(
             store(),
             s,
             partial(_register, worker, places, s),
             reconcile=lambda: worker.pool.run_control(run_reconcile),
-            watch=_watch(s),
+            watch=watch,
         )
         jobs = Jobs(
             store().jobs.runs,
@@ -188,6 +193,8 @@ class FeedqStep(bootsteps.StartStopStep):
         supervisor.lease_keeper.session_observer = jobs
         if not start_supervisor(supervisor, s):
             return
+        if monitor is not None:
+            watch.add(Duty("monitor", monitor.keep))
         jobs.start()
         self._supervisor, self._jobs = supervisor, jobs
         worker.feedq = supervisor
@@ -198,12 +205,13 @@ class FeedqStep(bootsteps.StartStopStep):
         worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
         _gather_events(worker.consumer)
 
-    def _take_charge(self, worker: Any, s: Settings) -> None:
+    def _take_charge(self, worker: Any, s: Settings, watch: Watch) -> None:
         """Keep the size of the pool as it is, and the end of the process within its time-out."""
         for command in ("pool_grow", "pool_shrink", "pool_restart", "autoscale"):
             Panel.data[command] = _refuse_new_size
         limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
-        limit.start()
+        watch.add(Duty("leaving", limit.look))
+        watch.start()
         _shutdown.on_begin.append(limit.begin)
 
     def stop(self, worker: Any) -> None:
@@ -307,16 +315,21 @@ def _listen_on_node_queue(sender: str, instance: Any, **_: Any) -> None:
     instance.app.amqp.queues.select_add(queue)
 
 
-def _watch(s: Settings) -> Watch | None:
-    """The notes of this process, for its monitor; and a report of predecessors whose monitors died with them."""
+def memory_bytes_max(s: Settings) -> int:
+    """Bytes that this process may use; 0 when there is no limit."""
+    return s.memory_limit or memory_limit()
+
+
+def _monitor(s: Settings) -> MonitorProcess | None:
+    """The monitor of this process, to be started; and a report of predecessors whose monitors died with them."""
     directory = Path(s.state_dir) if s.state_dir else default_state_dir()
     try:
-        watch = Watch(directory, Limits(s.stall_s, s.memory_limit or memory_limit()))
+        monitor = MonitorProcess(directory, Limits(s.stall_s, memory_bytes_max(s)))
     except OSError as error:
         logger.warning(LogEvent.MONITOR_OFF, error=str(error))
         return None
     Thread(target=report_losses, args=(directory, store()), name="feedq-losses", daemon=True).start()
-    return watch
+    return monitor
 
 
 def sleep_in_slices(seconds: float) -> None:

@@ -3,8 +3,7 @@
 A few threads of the standard library's HTTP server, none of which the streams wait for. A port that cannot be had
 is a warning: metrics are no reason not to stream.
 
-``/healthz`` fails once a thread of feedq has ended by an exception: what it did, nobody does any more, and only a
-restart helps. `watch_threads` has that noticed.
+``/healthz`` fails once a thread of feedq has ended by an exception (`watch_threads`): only a restart helps.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import socket
 import socketserver
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -25,33 +23,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.watched_threads import ended_threads
 
 CONNECTIONS_MAX = 8
 """Scrapers served at a time; more are turned away, because a worker's memory is for its feeds."""
 REQUEST_TIMEOUT_S = 3.0
 """What a client that says nothing, or takes nothing, may hold of them."""
 
-THREADS = "feedq-"
-"""How the names of our threads begin; those of others are theirs to see to."""
-
 logger = log(__name__)
-_ended: dict[str, str] = {}
-"""The threads that ended by an exception, and by which."""
-
-
-def watch_threads() -> None:
-    """From now on, notice which threads of this process end by an exception."""
-    before = threading.excepthook
-
-    def note(args: threading.ExceptHookArgs) -> None:
-        name = args.thread.name if args.thread is not None else ""
-        if not name.startswith(THREADS):
-            before(args)
-            return
-        _ended[name] = args.exc_type.__name__  # its text is for the log: here anybody may read
-        logger.error(LogEvent.THREAD_ENDED, thread=name, exc_info=args.exc_value)
-
-    threading.excepthook = note
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, encode(self.server.collectors), content_type)
         elif path in self.server.checks:
             verdict = self.server.checks[path]()
-            if path == "/healthz" and _ended:
-                said = "; ".join(f"thread {name} has ended: {why}" for name, why in _ended.items())
+            if path == "/healthz" and (ended := ended_threads()):
+                said = "; ".join(f"thread {name} has ended: {why}" for name, why in ended.items())
                 verdict = Verdict(False, said)
             document = {"status": "ok" if verdict.well else "unavailable", "reason": verdict.reason}
             self._answer(200 if verdict.well else 503, msgspec.json.encode(document), "application/json")

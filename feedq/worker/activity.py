@@ -39,13 +39,24 @@ _PID, _TICKS, _PULSE, _LOOP_THREAD, _LOOP_IDENT, _FEED, _LEAVING, _SESSION_HIGH,
 )
 _THREADS: Final = range(16, 16 + 3 * THREADS_MAX, 3)
 """From here on, three numbers a thread: the system's id, Python's id, and the feed that it works for."""
-SIZE: Final = 8 * _THREADS.stop
+_STUCK: Final = _THREADS.stop
+"""From here on, about a thread of the worker's own that is stuck: its id, the length of a text, and the text."""
+STUCK_BYTES_MAX: Final = 200
+SIZE: Final = 8 * (_STUCK + 2) + STUCK_BYTES_MAX
 
 NO_FEED: Final = 0
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 current_feed: Final = contextvars.ContextVar[int]("feedq_feed", default=NO_FEED)
 """The id of the feed that this code runs for; inherited by the tasks that it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits at which a worker is ended. 0 is never."""
+
+    stall_s: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,8 @@ class Activity:
     """The notes of one process. The process itself writes, anybody may read."""
 
     def __init__(self, file: mmap.mmap) -> None:
-        self._memory = memoryview(file).cast("q")
+        self._bytes = memoryview(file)
+        self._memory = self._bytes.cast("q")
         self._lock = threading.Lock()
         self.growth: Counter[int] = Counter()
         """Bytes that were added while the code of a feed ran on the loop, by feed; only while that is measured."""
@@ -116,7 +128,7 @@ class Activity:
         self._memory[_TICKS] += 1
 
     def pulse(self) -> None:
-        """Note that a thread other than the loop's got the interpreter."""
+        """The watch has turned: a thread other than the loop's got the interpreter."""
         self._memory[_PULSE] += 1
 
     def measure_growth(self, on: bool) -> None:
@@ -128,6 +140,17 @@ class Activity:
     def leave(self) -> None:
         """The process is about to end in good order."""
         self._memory[_LEAVING] = 1
+
+    def note_stuck(self, ident: int, said: str) -> None:
+        """A thread of the worker's own does not get on: the process is to be ended. With nothing ``said``, all
+        get on again."""
+        text = said.encode()[:STUCK_BYTES_MAX]
+        if text and self._memory[_STUCK + 1]:
+            return
+        begin = 8 * (_STUCK + 2)
+        self._bytes[begin : begin + len(text)] = text
+        self._memory[_STUCK] = ident
+        self._memory[_STUCK + 1] = len(text)  # last: whoever sees it finds the rest
 
     def begin_session(self, worker_id: UUID) -> None:
         """The worker session that this process is from now on."""
@@ -169,7 +192,7 @@ class Activity:
 
     @property
     def pulses(self) -> int:
-        """Grows as long as the interpreter lock is to be had."""
+        """Grows as long as the interpreter lock is to be had, and the watch is not stuck."""
         return int(self._memory[_PULSE])
 
     @property
@@ -186,6 +209,15 @@ class Activity:
     def feed(self) -> int:
         """The feed whose code runs on the loop, or `NO_FEED`."""
         return int(self._memory[_FEED])
+
+    @property
+    def stuck(self) -> tuple[int, str] | None:
+        """The thread of the worker's own that does not get on, and what there is to say of it."""
+        begin, length = 8 * (_STUCK + 2), int(self._memory[_STUCK + 1])
+        if not length:
+            return None
+        said = bytes(self._bytes[begin : begin + length]).decode(errors="replace")
+        return int(self._memory[_STUCK]), said
 
     @property
     def is_leaving(self) -> bool:

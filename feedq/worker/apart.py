@@ -39,11 +39,11 @@ from feedq.core.worker import NO_SLOT_RETRY_S
 from feedq.errors import FeedqError, LeaseLost
 from feedq.settings import Settings, settings
 from feedq.telemetry.logs import LogEvent, configure_logging, log
-from feedq.worker.activity import CHECK_S, Activity
+from feedq.telemetry.watched_threads import watch_threads
+from feedq.worker.activity import CHECK_S, Activity, Limits
 from feedq.worker.monitor import (
     DUMP_SIGNAL,
     DumpPipe,
-    Limits,
     Monitor,
     default_state_dir,
     make_private,
@@ -204,6 +204,8 @@ class _Child:
         process.wait(END_S)
         self.session = activity.session if activity is not None else None
         assert loss is not None
+        if loss.cause == "stuck":
+            return loss  # a thread of ours, and no fault of the feed's
         return replace(loss, feed_id=self.key[0], is_certain=True)
 
 
@@ -235,6 +237,7 @@ def main() -> int:
     faulthandler.register(DUMP_SIGNAL, int(pipe))
     s = settings()
     configure_logging(s)
+    watch_threads()
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (memory_of_child(s),) * 2)
     store = PostgresStore(s.database_url.get_secret_value(), restart_hold_s=s.restart_hold_s)
@@ -258,13 +261,14 @@ def run_feed(
     Blocks. Raises `LeaseLost` and `Unavailable`, when the lease could not be taken over.
     """
     from feedq.worker.supervisor import Supervisor, TaskCallbacks
+    from feedq.worker.watch import Watch
 
     supervisor = Supervisor(
         store,
         s,
         partial(_take_over, store, key, owner, s),
         reconcile=lambda: None,  # its worker sees to that
-        activity=activity,
+        watch=Watch(activity, Limits(s.stall_s, 0)),
         is_apart=True,
     )
     released, ended = Event(), Event()

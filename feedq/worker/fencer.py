@@ -1,19 +1,18 @@
 """Takes feeds over in a sink: raises the epoch of their checkpoints and reads where to resume.
 
 On a session and a thread of its own, because a fence may wait for a predecessor's commit, and the writer must
-not wait with it. Feeds that start together are fenced together. A predecessor that is frozen inside its
-transaction is not waited for: once the control database says that its worker is gone, its session is ended.
-
-A fencer also finds out whether a sink that was away is back, when nobody has anything to write there.
+not wait with it. Both are there only while there is something to fence. Feeds that start together are fenced
+together. A predecessor that is frozen inside its transaction is not waited for: once the control database says
+that its worker is gone, its session is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Condition
 from time import monotonic
 from typing import TypeAlias
 from uuid import UUID
@@ -21,16 +20,15 @@ from uuid import UUID
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.watched_threads import TURN_S, WatchedThread, asking, note_turn
 from feedq.worker.threads import call_on
 from feedq.worker.writing_session import Outage
 
 GROUP_MAX = 1_000
 """Feeds a statement: a cold start of thousands is a handful of statements, none of them long."""
-IDLE_CLOSE_S = 30.0
-"""A fencer with nothing to do gives its connection back."""
+IDLE_S = 5.0
+"""A fencer with nothing to do for so long gives its thread and its connection back."""
 RETRY_S = 0.2
-PROBE_S = 2.0
-"""How often a sink that is away is asked whether it is back."""
 
 logger = log(__name__)
 
@@ -64,13 +62,11 @@ class Fencer:
         self._gone_workers = gone_workers
         self._lock_timeout_s = lock_timeout_s
         self._outage = outage
-        self._used_at = monotonic()
-        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._asked = Condition()
+        self._queue: deque[_Waiting] = deque()
         self._stopping = False
-        self._thread = Thread(target=self._run, name=f"feedq-fencer-{name}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._thread: WatchedThread | None = None
+        """The thread that fences, while there is something to fence and for a moment more."""
 
     async def fence(self, request: FenceRequest) -> FenceOutcome:
         """Fence a feed in its sink. The outcome is never `Blocked`: that is tried again until it is decided or
@@ -80,7 +76,13 @@ class Fencer:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[FenceOutcome] = loop.create_future()
-        self._queue.put(_Waiting(request, future, loop))
+        with self._asked:
+            if self._thread is None:
+                thread = WatchedThread(self._run, name=f"feedq-fencer-{self._name}")
+                thread.start()  # or raises: then nobody waits
+                self._thread = thread
+            self._queue.append(_Waiting(request, future, loop))
+            self._asked.notify()
         return await future
 
     def renew(self) -> None:
@@ -88,46 +90,50 @@ class Fencer:
         self._renew = True
 
     def stop(self, *, timeout_s: float) -> None:
-        self._stopping = True
-        self._queue.put(None)
-        if self._thread.is_alive():
+        with self._asked:
+            self._stopping = True
+            self._asked.notify()
+        if self._thread is not None:
             self._thread.join(timeout_s)
 
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         blocked: list[_Waiting] = []
-        while not self._stopping:
-            group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else PROBE_S)]
+        idle_at = monotonic() + IDLE_S
+        while not self._ends(idle_at):
+            note_turn()
+            group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else TURN_S)]
+            if not group:
+                continue
             # Whoever was cancelled in the meantime wants no answer, and no fence either.
             blocked = self._fence(_newest([w for w in group if not w.future.cancelled()]))
+            idle_at = monotonic() + IDLE_S
         self._close()
 
     def _gather(self, *, wait_s: float) -> list[_Waiting]:
-        group: list[_Waiting] = []
-        deadline = monotonic() + wait_s
-        while len(group) < GROUP_MAX and not self._stopping:
-            try:
-                timeout_s = max(0.0, deadline - monotonic())
-                waiting = self._queue.get(timeout=timeout_s) if not group else self._queue.get_nowait()
-            except Empty:
-                break
-            if waiting is not None:
-                group.append(waiting)
-        return group
+        with self._asked:
+            self._asked.wait_for(lambda: self._queue or self._stopping, wait_s)
+            return [self._queue.popleft() for _ in range(min(GROUP_MAX, len(self._queue)))]
+
+    def _ends(self, idle_at: float) -> bool:
+        """Whether the thread is to end. When the next feed is to be fenced, another one begins."""
+        if monotonic() >= idle_at:
+            self._close()  # before another thread could use it
+        with self._asked:
+            if not self._queue and monotonic() >= idle_at:
+                self._thread = None
+            return self._stopping or self._thread is None
 
     def _fence(self, group: list[_Waiting]) -> list[_Waiting]:
         """Fence a group; returns those still blocked."""
         since = monotonic()
         try:
-            if self._renew or (not group and since - self._used_at >= IDLE_CLOSE_S):
+            if self._renew:
                 self._renew = False
                 self._close()
-            if not group:
-                self._probe()
-                return []
-            self._used_at = since
-            outcomes = self._outcomes([w.request for w in group])
+            with asking():
+                outcomes = self._outcomes([w.request for w in group])
             self._outage.over()
         except FeedqError as error:
             if isinstance(error, SinkUnavailable):
@@ -149,15 +155,6 @@ class Fencer:
                 answers.append((waiting, outcome))
         _answer(answers)
         return blocked
-
-    def _probe(self) -> None:
-        """Ask a sink that was away for something that is there or not, unless the writer is at it."""
-        if self._outage.down is None or self._outage.is_tried:
-            return
-        if self._sink is None:
-            self._sink = self._make_sink()
-        self._sink.dead_letters(ids=[0], limit=1)
-        self._outage.over(wrote=False)
 
     def _outcomes(self, requests: list[FenceRequest]) -> dict[int, FenceOutcome]:
         if self._sink is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from threading import Condition, Event, Thread
+from threading import Condition, Event
 from time import monotonic
 from typing import TypeAlias, TypeVar
 from uuid import UUID
@@ -21,6 +21,7 @@ from feedq.core.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
 from feedq.core.model import Claim, FeedKey, Progress, Release
 from feedq.errors import FeedqError, Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
+from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
 
 GROUP_MAX = 2_000
 """Requests a statement."""
@@ -79,7 +80,7 @@ class LeaseClient:
         self._farewell: StoreCall | None = None
         self._closing = Event()
         self._stopping = Event()
-        self._thread = Thread(target=self._run, name="feedq-lease-client", daemon=True)
+        self._thread = WatchedThread(self._run, name="feedq-lease-client")
 
     def start(self) -> None:
         self._thread.start()
@@ -130,6 +131,7 @@ class LeaseClient:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            note_turn()
             group = self._gather()
             if group is None:
                 if self._farewell is not None:
@@ -157,7 +159,7 @@ class LeaseClient:
         with self._asked:
             self._asked.wait_for(
                 lambda: not self._group.is_empty or self._closing.is_set(),
-                timeout=BUSY_S if self._unheard else None,
+                timeout=TURN_S,
             )
             if self._unheard and monotonic() >= self._busy_at + BUSY_S:
                 for key, (worker_id, unheard) in self._unheard.items():
@@ -209,6 +211,7 @@ class LeaseClient:
         """
         away = False
         while not self._stopping.is_set():
+            note_turn()
             try:
                 call()
             except Unavailable as error:

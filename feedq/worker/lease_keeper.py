@@ -1,11 +1,12 @@
 """Keeps the leases of a worker: the threads that talk to the control database on behalf of the worker core.
 
-Three threads, none of them the event loop's, so that feed code cannot hold them up:
+Two threads, neither of them the event loop's, so that feed code cannot hold them up:
 
 * *keeper* sends the heartbeat and, between two, watches its connection to the database for a break;
-* *listener* waits on a second connection for notifications: of a stop request, or of feeds to claim;
-* *timer* tells the core that time has passed, above all that the trust window has ended: the other two may be
-  stuck in a call to a database that does not answer.
+* *listener* waits on a second connection for notifications: of a stop request, or of feeds to claim.
+
+Either may be stuck in a call to a database that does not answer. So it is a duty of the watch
+(`feedq.worker.watch`) to tell the core that time has passed, above all that the trust window has ended.
 
 What follows from all they find is decided by `feedq.core.worker`.
 """
@@ -13,7 +14,7 @@ What follows from all they find is decided by `feedq.core.worker`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from threading import Event, RLock, Thread
+from threading import Event, RLock
 from typing import ParamSpec, Protocol
 
 from feedq.control.store.channels import NotifyReason
@@ -27,10 +28,8 @@ from feedq.errors import FeedqError, Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.metrics import HEARTBEAT_SECONDS
+from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
 from feedq.worker.activity import CHECK_S
-
-LISTEN_S = 30.0
-"""How long one wait for a notification lasts; heartbeats carry the same news in the meantime."""
 
 logger = log(__name__)
 
@@ -43,12 +42,14 @@ class CoreDriver:
     So actions are carried out in the order in which they were decided, and must not block.
     """
 
-    def __init__(self, core: WorkerCore, perform: Callable[[Action], None]) -> None:
+    def __init__(
+        self, core: WorkerCore, perform: Callable[[Action], None], *, woken: Event | None = None
+    ) -> None:
+        """``woken`` is set when the core wants its `tick` sooner than before."""
         self.core = core
         self._perform = perform
         self._lock = RLock()
-        self.woken = Event()
-        """Set when the core wants its `tick` sooner than before."""
+        self._woken = woken or Event()
 
     def tell(self, event: Callable[P, list[Action]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Report an event, and carry out what follows."""
@@ -57,7 +58,7 @@ class CoreDriver:
             for action in event(*args, **kwargs):
                 self._perform(action)
             if self.core.wakes_at() < before:
-                self.woken.set()
+                self._woken.set()
 
 
 class SessionObserver(Protocol):
@@ -86,8 +87,8 @@ class LeaseKeeper:
         on_answer: Callable[[Heartbeat], None],
     ) -> None:
         """``register`` begins a worker session, ``load`` is what each heartbeat says, ``stalled_s`` for how long
-        the event loop has stood still although it could have turned, ``on_answer`` hears what each answer says
-        beside what the core decides by."""
+        the worker has stood still although it could have turned, ``on_answer`` hears what each answer says beside
+        what the core decides by."""
         self._store, self._driver, self._register_session = store, driver, register
         self._settings, self._clock = settings, clock
         self._load, self._stalled_s, self._on_answer = load, stalled_s, on_answer
@@ -99,11 +100,10 @@ class LeaseKeeper:
         self._stopping = Event()
         self._connection: WorkerSession | None = None
         self._listener: Listener | None = None
-        self._renewed_at = self._tried_at = clock.monotonic()
+        self._renewed_at = clock.monotonic()
         self._threads = [
-            Thread(target=self._keep, name="feedq-keeper", daemon=True),
-            Thread(target=self._listen, name="feedq-listener", daemon=True),
-            Thread(target=self._tick, name="feedq-timer", daemon=True),
+            WatchedThread(self._keep, name="feedq-keeper"),
+            WatchedThread(self._listen, name="feedq-listener"),
         ]
 
     @property
@@ -115,11 +115,6 @@ class LeaseKeeper:
     def heartbeat_age_s(self) -> float:
         return self._clock.monotonic() - self._renewed_at
 
-    @property
-    def attempt_age_s(self) -> float:
-        """The seconds since a heartbeat was last tried, whatever became of it."""
-        return self._clock.monotonic() - self._tried_at
-
     def start(self) -> None:
         """Register, then keep the lease on threads. Raises `Unavailable` if that first step fails."""
         self._register()
@@ -130,7 +125,6 @@ class LeaseKeeper:
     def stop(self, *, timeout_s: Callable[[], float]) -> None:
         """End the threads, waiting for each as long as ``timeout_s`` then says."""
         self._stopping.set()
-        self._driver.woken.set()
         with self._lock:
             for waiting in (self._connection, self._listener):
                 if waiting is not None:
@@ -151,7 +145,7 @@ class LeaseKeeper:
         if core.is_stalled:
             return False
         # Before the round trip: see TrustWindow.
-        sent_at = self._tried_at = clock.monotonic()
+        sent_at = clock.monotonic()
         try:
             if core.needs_session:
                 self._register()
@@ -228,8 +222,9 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while not self._stopping.is_set():
+            note_turn()
             is_idle = self._core.is_stalled or self._has_left
-            wait_s = CHECK_S if is_idle else self._core.heartbeat_at - self._clock.monotonic()
+            wait_s = CHECK_S if is_idle else min(self._core.heartbeat_at - self._clock.monotonic(), TURN_S)
             try:
                 if self._connection is None or wait_s <= 0:
                     self._stopping.wait(max(wait_s, 0.0))
@@ -265,6 +260,7 @@ class LeaseKeeper:
     def _listen(self) -> None:
         pause_s = RETRY_FIRST_S
         while not self._stopping.is_set():
+            note_turn()
             worker = self.worker
             assert worker is not None
             try:
@@ -277,7 +273,8 @@ class LeaseKeeper:
                     # Something may have been asked before we listened.
                     self._heard(list(NotifyReason))
                     while not self._stopping.is_set() and self.worker is worker:
-                        if listener.wait(LISTEN_S):
+                        note_turn()
+                        if listener.wait(TURN_S):
                             self._heard(listener.heard)
                 finally:
                     with self._lock:
@@ -298,18 +295,8 @@ class LeaseKeeper:
         if self.session_observer is not None:
             self.session_observer.notified(reasons)
 
-    def _tick(self) -> None:
-        while not self._stopping.is_set():
-            self._driver.woken.clear()
-            left_s = CHECK_S
-            try:
-                self.watch()
-                left_s = self._core.wakes_at() - self._clock.monotonic()
-            except Exception:
-                logger.exception(LogEvent.UNEXPECTED, where="timer")
-            self._driver.woken.wait(min(max(left_s, 0.0), CHECK_S))
-
-    def watch(self) -> None:
-        """Tell the core the time, and whether the event loop turns."""
+    def watch(self) -> float:
+        """Tell the core the time, and whether the worker stands still. Returns in how long to do so again."""
         self._driver.tell(self._core.loop_checked, self._stalled_s(), now=self._clock.monotonic())
         self._driver.tell(self._core.tick, self._clock.monotonic())
+        return min(CHECK_S, self._core.wakes_at() - self._clock.monotonic())

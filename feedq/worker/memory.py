@@ -14,11 +14,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from threading import Event, Thread
+from time import monotonic
 from typing import Final
 
 from feedq.core.model import Loss
-from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.activity import Activity, processor_s, resident_bytes
 
 CHECK_S: Final = 0.1
@@ -35,33 +34,29 @@ MIB: Final = 2**20
 
 ReleaseFeed = Callable[[int, Loss], None]
 
-logger = log(__name__)
 
-
-class MemoryWatch(Thread):
-    """Checks this process's memory for as long as that lives."""
+class MemoryWatch:
+    """Checks the memory of this process. `look` is a duty of the watch."""
 
     def __init__(self, activity: Activity, *, limit_bytes: int, release: ReleaseFeed) -> None:
-        super().__init__(name="feedq-memory", daemon=True)
         self._activity, self._limit, self._release = activity, limit_bytes, release
-        self._stopping = Event()
+        self._again_at = float("-inf")
+        self._has_released = False
         self._used = 0
         self._on_threads: Counter[int] = Counter()
         self._attributed = 0
         self._processor: dict[int, float] = {}
 
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def run(self) -> None:
-        while not self._stopping.wait(CHECK_S):
-            try:
-                if self.check():
-                    self._stopping.wait(AGAIN_S)
-                    give_back_memory()
-            except Exception:
-                logger.exception(LogEvent.UNEXPECTED, where="memory watch")
-                self._stopping.wait(AGAIN_S)
+    def look(self) -> float:
+        """Check the memory, unless a feed is just ending. Returns in how long to do so again."""
+        if (left_s := self._again_at - monotonic()) > 0:
+            return left_s
+        if self._has_released:
+            give_back_memory()
+        if has_released := self.check():
+            self._again_at = monotonic() + AGAIN_S
+        self._has_released = has_released
+        return CHECK_S
 
     def check(self) -> bool:
         """Check the memory once, and return whether a feed was told to release its lease."""

@@ -3,8 +3,9 @@
 The port opens before the worker looks for its database, so that a worker that waits can say so, and ends with the
 process.
 
-* healthy: a restart would not help. The lease keeper's threads run and try, and the event loop turns. A control
-  database that is away does not make a worker unhealthy: a restart does not bring it back.
+* healthy: a restart would not help. Every thread that the worker cannot do without gets on, the event loop among
+  them (`feedq.worker.watch`). A control database that is away does not make a worker unhealthy: a restart does not
+  bring it back.
 * ready: registered, trusted with its leases, its event loop turns, and it is not draining.
 
 Statuses, lags and ages are looked at when somebody asks for them, by the thread that answers: a loop that is stuck
@@ -31,9 +32,8 @@ from feedq.telemetry.metrics import (
 from feedq.telemetry.metrics_port import MetricsServer, Verdict, open_port
 from feedq.worker.supervisor import Supervisor
 
-STUCK_S = 30.0
-"""The lease keeper tries every couple of seconds and each try is bounded; past this it is not trying any more."""
-STUCK_HEARTBEATS = 3
+STALLED_S = 30.0
+"""The event loop counts as stuck after this where ``FEEDQ_STALL_S`` is 0."""
 
 HELD = (
     *(Status.STREAMING, Status.CONNECTING, Status.STALLED, Status.FAILING, Status.REFUSING),
@@ -46,8 +46,6 @@ HELD = (
 class Signs:
     """What the checks judge by, and some metrics are made of, at one moment."""
 
-    attempt_age_s: float
-    """Since a heartbeat was last tried."""
     heartbeat_age_s: float
     """Since a heartbeat that was answered was sent."""
     loop_lag_s: float
@@ -55,6 +53,8 @@ class Signs:
     """The name it is registered under."""
     trusted: bool
     draining: bool
+    stuck: str | None = None
+    """The thread that does not get on, and for how long."""
     loop_stalled_s: float = 0.0
     """For how long the loop has stood still although it could have turned: less than its lag on a busy machine."""
     feeds: int = 0
@@ -65,12 +65,12 @@ class Signs:
 def observe(supervisor: Supervisor) -> Signs:
     lease_keeper = supervisor.lease_keeper
     return Signs(
-        attempt_age_s=lease_keeper.attempt_age_s,
         heartbeat_age_s=lease_keeper.heartbeat_age_s,
         loop_lag_s=supervisor.loop_lag_s,
         worker=supervisor.worker.name if supervisor.worker is not None else None,
         trusted=lease_keeper.trusted,
         draining=supervisor.is_draining,
+        stuck=stuck.said if (stuck := supervisor.stuck) is not None else None,
         loop_stalled_s=supervisor.loop_stalled_s,
         feeds=supervisor.feeds,
         capacity=supervisor.worker.capacity if supervisor.worker is not None else 0,
@@ -78,19 +78,18 @@ def observe(supervisor: Supervisor) -> Signs:
     )
 
 
-def health(signs: Signs | None, *, heartbeat_s: float, stall_s: float) -> Verdict:
+def health(signs: Signs | None, *, stall_s: float) -> Verdict:
     """Whether this process should be left alone rather than restarted; None: it has not begun yet."""
     if signs is None:
         return Verdict(True, "waiting for the control database")
-    limit_s = max(STUCK_S, STUCK_HEARTBEATS * heartbeat_s)
     if signs.draining:
         # Its threads end one by one now, as they should.
         return Verdict(True, "draining")
-    if signs.attempt_age_s > limit_s:
-        return Verdict(False, f"no heartbeat was tried for {signs.attempt_age_s:.0f} s")
-    if signs.loop_stalled_s >= (stall_s or limit_s):
+    if signs.stuck is not None:
+        return Verdict(False, signs.stuck)
+    if signs.loop_stalled_s >= (stall_s or STALLED_S):
         return Verdict(False, f"the event loop has stood still for {signs.loop_stalled_s:.0f} s")
-    return Verdict(True, "keeper and event loop are running")
+    return Verdict(True, "all threads are running")
 
 
 def readiness(signs: Signs | None) -> Verdict:
@@ -136,7 +135,7 @@ def serve(s: Settings, supervisor: Callable[[], Supervisor | None]) -> MetricsSe
         (s.metrics_host, s.metrics_port),
         REGISTRY,
         {
-            "/healthz": lambda: health(signs(), heartbeat_s=s.heartbeat_s, stall_s=s.stall_s),
+            "/healthz": lambda: health(signs(), stall_s=s.stall_s),
             "/readyz": lambda: readiness(signs()),
         },
         before_metrics=look,

@@ -2,6 +2,7 @@
 
 * A worker whose event loop stands still for ``FEEDQ_STALL_S`` is ended, also when somebody's code holds the
   interpreter lock, so that no thread of the worker could do it.
+* A worker of which another thread is stuck (`feedq.worker.watch`) is ended too, and so is one whose watch is.
 * A worker that is about to use up its memory is ended before the kernel does it, which would tell nobody why.
 * When a worker has died, by whatever, the monitor says which feed's code was running. It reads this from the notes
   that the worker leaves in shared memory (`feedq.worker.activity`), and writes it to the control database.
@@ -42,6 +43,7 @@ from feedq.worker.activity import (
     CHECK_S,
     NO_FEED,
     Activity,
+    Limits,
     Scheduling,
     StallClock,
     processor_s,
@@ -104,14 +106,6 @@ FORWARDED: Final = (
 UNLIMITED_BYTES: Final = 2**60
 RESTART_S: Final = 5.0
 """The least time from one start of the monitor to the next, should it die by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits at which a worker is ended. 0 is never."""
-
-    stall_s: float
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +173,7 @@ class Monitor:
         self._activity, self._pid, self._dump_pipe, self._limits = activity, pid, dump_pipe, limits
         self._scheduling = Scheduling(pid)
         self._clock = StallClock()
+        self._watch_clock, self._watch_scheduling = StallClock(), Scheduling(pid)
         self._growth: Counter[int] = Counter()
         """Bytes, by the feed that was in hand as they were added."""
         self._memory = 0
@@ -194,6 +189,8 @@ class Monitor:
         if self._fills(MEMORY_WATCHED):
             _import_what_a_report_needs()
         if self._limits.stall_s and self._activity.ticks:
+            if stuck := self._activity.stuck or self._stuck_watch():
+                return self._explain_stuck(*stuck)
             stalled_s = self._stalled_s()
             if stalled_s >= self._limits.stall_s:
                 return self._explain_stall()
@@ -234,6 +231,13 @@ class Monitor:
         where = f" at {stack.where}" if stack else ""
         said = f"its event loop stood still for {stalled_s:.1f} s{where}"
         return Loss("stalled", said, feed_id, True, stack.calls if stack else ())
+
+    def _explain_stuck(self, ident: int, said: str) -> Loss | None:
+        stack = next((stack for stack in self._ask_for_stacks() if stack.ident == ident), None)
+        if not (self._activity.stuck or self._stuck_watch()):
+            return None  # it turned while we asked
+        where = f" at {stack.where}" if stack else ""
+        return Loss("stuck", f"its {said}{where}", stack=stack.calls if stack else ())
 
     def _explain_crash(self, said: str) -> Loss:
         stacks = parse_stacks(said)
@@ -287,6 +291,12 @@ class Monitor:
             self._note_where_it_turned()
         return self._clock.observe(self._scheduling.sample(ticks))
 
+    def _stuck_watch(self) -> tuple[int, str] | None:
+        """The watch, if it has not turned for too long although the event loop does."""
+        stalled_s = self._watch_clock.observe(self._watch_scheduling.sample(self._activity.pulses))
+        is_stuck = stalled_s >= self._limits.stall_s and not self._clock.stalled_s
+        return (0, f"thread feedq-watch has stood still for {stalled_s:.1f} s") if is_stuck else None
+
     def _watch_memory(self) -> None:
         before, self._memory = self._memory, resident_bytes(self._pid)
         feed_id, grown = self._activity.feed, self._memory - before
@@ -326,12 +336,12 @@ class Monitor:
 # -- the process -------------------------------------------------------------------------------------
 
 
-class Watch:
+class MonitorProcess:
     """The worker's side: its notes, and the monitor that reads them, started again should it end."""
 
     def __init__(self, directory: Path, limits: Limits) -> None:
         """Raises `OSError` when there can be no notes."""
-        self.limits = limits
+        self._limits = limits
         make_private(directory)
         self._path = Path(tempfile.mktemp(prefix="worker-", dir=directory))  # noqa: S306 -- made exclusively below
         self.activity = Activity.create(self._path)
@@ -344,20 +354,28 @@ class Watch:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = float("-inf")
 
-    def keep(self) -> bool:
-        """See to it that the monitor runs. Whether it had to be started. Raises `OSError`."""
-        if self._process is not None and self._process.poll() is None:
-            return False
-        if monotonic() < self._started_at + RESTART_S:
-            return False
-        self._started_at = monotonic()
-        arguments = [self._path, self._theirs, self.limits.stall_s, self.limits.memory_bytes]
-        self._process = subprocess.Popen(  # noqa: S603 -- ourselves, no shell
-            [sys.executable, "-m", __name__, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[self._theirs],
-        )
-        return True
+    def keep(self) -> float:
+        """See to it that the monitor runs. A duty of the watch."""
+        is_there = self._process is not None and self._process.poll() is None
+        if not (is_there or self.activity.is_leaving or monotonic() < self._started_at + RESTART_S):
+            self._started_at = monotonic()
+            self._start()
+        return RESTART_S
+
+    def _start(self) -> None:
+        from feedq.telemetry.logs import LogEvent, log
+
+        arguments = [self._path, self._theirs, self._limits.stall_s, self._limits.memory_bytes]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 -- ourselves, no shell
+                [sys.executable, "-m", __name__, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[self._theirs],
+            )
+        except OSError as error:
+            log(__name__).warning(LogEvent.MONITOR_OFF, error=str(error))
+        else:
+            log(__name__).info(LogEvent.MONITOR_STARTED)
 
 
 def main() -> None:

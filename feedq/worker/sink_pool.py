@@ -136,7 +136,6 @@ class SinkPool:
                     lock_timeout_s=FENCE_LOCK_TIMEOUT_S,
                 )
                 writer.start()
-                fencer.start()
                 self._ends[sink] = SinkEnds(outage, writer, fencer)
             return self._ends[sink]
 

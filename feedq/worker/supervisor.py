@@ -9,7 +9,6 @@ called from any thread; whatever touches a runner happens on that runner's loop.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextvars import copy_context
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from random import Random
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -46,19 +45,21 @@ from feedq.core.worker_actions import Action
 from feedq.errors import Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.activity import CHECK_S, NO_FEED, Activity, Scheduling, StallClock, current_feed
+from feedq.telemetry.watched_threads import WatchedThread, note_turn
+from feedq.worker.activity import CHECK_S, NO_FEED, Activity, Limits, current_feed
 from feedq.worker.apart import Apart
+from feedq.worker.duty import Duty
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
 from feedq.worker.memory import MemoryWatch
-from feedq.worker.monitor import Watch
 from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import TapWriter
 from feedq.worker.threads import call_on, resolve
+from feedq.worker.watch import LOOP, Standstill, Watch
 
 SINK_PATIENCE_S = 5.0
 """A worker that has not reached a sink for this long lets go of its feeds, if another worker reaches the
@@ -94,20 +95,20 @@ class Supervisor:
         *,
         reconcile: Callable[[], None],
         watch: Watch | None = None,
-        activity: Activity | None = None,
         is_apart: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        """``register`` begins a worker session. ``watch``: the monitor of this process, if it has one;
-        ``activity``: its notes, where its worker is the monitor. ``is_apart``: it runs one feed apart."""
+        """``register`` begins a worker session. ``watch`` is that of this process, which outlives the supervisor.
+        ``is_apart``: the process runs one feed apart."""
         self._store, self._settings = store, settings
         self._reconcile = reconcile
-        self._watch = watch
-        self._activity = watch.activity if watch is not None else activity or Activity.private()
+        self._has_own_watch = watch is None
+        self._watch = watch = watch or Watch(Activity.private(), Limits(settings.stall_s, 0))
+        self._activity = watch.activity
         self._clock = clock = clock or SystemClock()
         self._rng = rng = Random()
         self.core = WorkerCore(settings, rng=rng, now=clock.monotonic(), is_apart=is_apart)
-        self._driver = CoreDriver(self.core, self._perform)
+        self._driver = CoreDriver(self.core, self._perform, woken=watch.woken)
         self.lease_keeper = LeaseKeeper(
             store,
             self._driver,
@@ -115,7 +116,7 @@ class Supervisor:
             settings=settings,
             clock=clock,
             load=self.load,
-            stalled_s=self._stalled_s,
+            stalled_s=lambda: watch.stalled_s,
             on_answer=self._answered,
         )
         self.lease_client = LeaseClient(
@@ -136,19 +137,11 @@ class Supervisor:
         self._trusted = asyncio.Event()
         self._tap_writer = TapWriter(self._loop, elsewhere=self.lease_client.do, send=self._send_taps)
         self._load_meter = LoadMeter(self._loop)
-        self._memory_watch: MemoryWatch | None = None
-        if watch is not None and watch.limits.memory_bytes:
-            self._memory_watch = MemoryWatch(
-                self._activity,
-                limit_bytes=watch.limits.memory_bytes,
-                release=partial(self._soon, self._release_for_memory),
-            )
-        self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._sinks_down: set[str] = set()
         self._missed: set[FeedKey] = set()
         """The feeds that were to run and did not at the last heartbeat, by their assigned keys."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
+        self._thread = WatchedThread(self._run_loop, name=LOOP)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -157,8 +150,12 @@ class Supervisor:
         self.lease_keeper.start()
         self.lease_client.start()
         self._thread.start()
-        if self._memory_watch is not None:
-            self._memory_watch.start()
+        self._watch.add(Duty("core", self.lease_keeper.watch))
+        if self._watch.limits.memory_bytes:
+            release = partial(self._soon, self._release_for_memory)
+            memory = MemoryWatch(self._activity, limit_bytes=self._watch.limits.memory_bytes, release=release)
+            self._watch.add(Duty("memory", memory.look))
+        self._watch.start()
 
     @property
     def worker(self) -> Worker | None:
@@ -173,10 +170,14 @@ class Supervisor:
         return self._load_meter.lag_s
 
     @property
+    def stuck(self) -> Standstill | None:
+        """The thread of this process that does not get on, if there is one."""
+        return self._watch.stuck
+
+    @property
     def loop_stalled_s(self) -> float:
-        """The seconds that the loop has stood still although it could have turned, as the lease keeper last saw
-        it."""
-        return self._stall.stalled_s
+        """The seconds that the loop has stood still although it could have turned."""
+        return self._watch.loop_stalled_s
 
     def statuses(self) -> Counter[Status]:
         """The feeds that run here, by status, at this moment. From any thread: the loop may be stuck."""
@@ -231,11 +232,11 @@ class Supervisor:
         self.lease_client.stop(timeout_s=self._left_s(leave_by), farewell=leave)
         self.lease_keeper.stop(timeout_s=partial(self._left_s, leave_by))
         self._sink_pool.stop(timeout_s=partial(self._left_s, leave_by))
-        if self._memory_watch is not None:
-            self._memory_watch.stop()
         self._soon(self._loop.stop)
         if self._thread.is_alive():
             self._thread.join(self._left_s(leave_by))
+        if self._has_own_watch:
+            self._watch.stop()
         logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
 
     def _left_s(self, until: float) -> float:
@@ -259,6 +260,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Note that the loop turns, twice as often as that is checked."""
         self._activity.tick()
+        note_turn()
         self._loop.call_later(CHECK_S / 2, self._turn)
 
     # -- what others tell ----------------------------------------------------------------------------
@@ -526,26 +528,15 @@ class Supervisor:
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
 
     def _tick(self, count: int) -> None:
-        """Every heartbeat: see to the monitor and that all feeds run, and report what moved. Now and then, share
-        out the limits of tenants."""
+        """Every heartbeat: see to it that all feeds run, and report what moved. Now and then, share out the limits
+        of tenants."""
         interval_s = max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._loop.call_later(interval_s, self._tick, count + 1)
-        self._keep_watch()
         self._check_started()
         self._tell_of_sinks()
         self._progress_reporter.report()
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.lease_client.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
-
-    def _keep_watch(self) -> None:
-        if self._watch is not None and not self.is_draining:
-            try:
-                started = self._watch.keep()
-            except OSError as error:
-                logger.warning(LogEvent.MONITOR_OFF, error=str(error))
-            else:
-                if started:
-                    logger.info(LogEvent.MONITOR_STARTED)
 
     async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
         answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
@@ -583,10 +574,6 @@ class Supervisor:
 
     def _send_taps(self, parts: Sequence[TapPart]) -> None:
         self._store.taps.put(self._worker_id(), parts)
-
-    def _stalled_s(self) -> float:
-        self._activity.pulse()
-        return self._stall.observe(self._scheduling.sample(self._activity.ticks))
 
     def load(self) -> Load:
         load = self._load_meter.load(feeds=self.feeds)

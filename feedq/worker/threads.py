@@ -21,8 +21,9 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from threading import Condition, Event, Thread
-from time import monotonic, sleep
+from math import inf
+from threading import Condition, Thread
+from time import monotonic
 from typing import Generic, TypeVar
 
 from feedq.telemetry.logs import LogEvent, log
@@ -137,43 +138,41 @@ def resolve(future: asyncio.Future[T], result: T) -> None:
         future.set_result(result)
 
 
-POLL_S = 0.05
+BEGIN_S, POLL_S = 0.5, 0.05
+"""How often a deadline is looked at before and after it has begun."""
 PR_SET_PDEATHSIG = 1
 
 logger = log(__name__)
 
 
-class Deadline(Thread):
-    """Waits until it is told to begin, then ends the process unless that has ended by itself in time."""
+class Deadline:
+    """Once told to begin, ends the process unless it ends by itself in time. `look` is a duty of the watch."""
 
     def __init__(
         self, limit_s: float, *, is_busy: Callable[[], bool], leave: Callable[[int], object] = os._exit
     ) -> None:
         """``is_busy``: whether work goes on that the process is meant to wait for; the limit begins after it."""
-        super().__init__(name="feedq-deadline", daemon=True)
         self._limit_s = limit_s
         self._is_busy = is_busy
         self._leave = leave
-        self._begun = Event()
         self._exit_code = 0
+        self._end_at = inf
 
     def begin(self, exit_code: int) -> None:
-        """Safe in a signal handler: takes no lock that the interrupted thread could hold."""
-        if not self._begun.is_set():
-            self._exit_code = exit_code
-            self._begun.set()
+        """Safe in a signal handler: takes no lock."""
+        if self._end_at == inf:
+            self._exit_code, self._end_at = exit_code, monotonic() + self._limit_s
 
-    def run(self) -> None:
-        self._begun.wait()
-        end_at = monotonic() + self._limit_s
-        while True:
-            if self._is_busy():
-                end_at = monotonic() + self._limit_s
-            elif monotonic() >= end_at:
-                break
-            sleep(POLL_S)
-        logger.error(LogEvent.LEAVE_OVERDUE, limit_s=self._limit_s)
-        self._leave(self._exit_code)
+    def look(self) -> float:
+        """End the process if its time is over. Returns in how long to look again."""
+        if self._end_at == inf:
+            return BEGIN_S
+        if self._is_busy():
+            self._end_at = monotonic() + self._limit_s
+        elif monotonic() >= self._end_at:
+            logger.error(LogEvent.LEAVE_OVERDUE, limit_s=self._limit_s)
+            self._leave(self._exit_code)
+        return POLL_S
 
 
 def end_with_parent(parent: int) -> None:

@@ -17,16 +17,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock
 from time import monotonic
 
 from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Sink, Written
 from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.writing_session import (
-    IDLE_S,
     RETRY_FIRST_S,
     RETRY_MAX_S,
     Group,
@@ -80,7 +80,7 @@ class Writer:
         self._bytes = 0
         self._flush_now = self._must_drop = False
         self._stopping = False
-        self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
+        self._thread = WatchedThread(self._run, name=f"feedq-writer-{name}")
 
     def start(self) -> None:
         self._thread.start()
@@ -126,9 +126,14 @@ class Writer:
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (group := self._gather()) is not None:
+        while not self._stopping:
+            note_turn()
+            group = self._gather()
             try:
-                self._commit(group)
+                if group:
+                    self._commit(group)
+                elif not self._queue:
+                    self._session.probe()
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
                 refuse_unexpected(self._name, group, error)
@@ -136,19 +141,19 @@ class Writer:
             del group
         self._session.close()
 
-    def _gather(self) -> Group | None:
-        """Wait for a group that is due; None when the writer stops."""
+    def _gather(self) -> Group:
+        """Return a group that is due, or wait for one, and return nothing yet."""
         with self._wakeup:
-            while not self._stopping:
-                due_in_s = self._due_in_s(monotonic())
-                if due_in_s <= 0:
-                    return self._take()
-                self._wakeup.wait(due_in_s)
-        return None
+            due_in_s = self._due_in_s(monotonic())
+            if due_in_s <= 0:
+                return self._take()
+            if not self._stopping:
+                self._wakeup.wait(min(due_in_s, TURN_S))
+        return {}
 
     def _due_in_s(self, now: float) -> float:
         if not self._queue:
-            return IDLE_S
+            return TURN_S
         if self._flush_now or self._bytes >= self._flush_bytes:
             return 0.0
         _, _, at = self._queue[0]
@@ -168,11 +173,7 @@ class Writer:
         return group
 
     def _commit(self, group: Group) -> None:
-        self._outage.is_tried = True
-        try:
-            written = self._write(group)
-        finally:
-            self._outage.is_tried = False
+        written = self._write(group)
         if written is None:
             return
         if written.postponed:
@@ -237,7 +238,8 @@ class Writer:
                 if self._must_drop:
                     self._must_drop = False
                     self._queue = deque(entry for entry in self._queue if not self._is_gone(entry))
-                self._wakeup.wait(left_s)
+                note_turn()
+                self._wakeup.wait(min(left_s, TURN_S))
 
     def _is_gone(self, entry: Entry) -> bool:
         batch_queue, batch, _ = entry
@@ -298,7 +300,7 @@ class ApartWriter:
         self._wakeup = Condition()
         self._feeds: dict[BatchQueue, FeedApart] = {}
         self._stopping = False
-        self._thread: Thread | None = None
+        self._thread: WatchedThread | None = None
 
     def add(self, group: Group) -> None:
         """Take these over, with all that comes of them later."""
@@ -313,7 +315,7 @@ class ApartWriter:
                 feed.bytes = sum(batch.size for batch in batches)
                 batch_queue.is_apart = batch_queue.is_postponed = True
             if self._thread is None and not self._stopping:
-                thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
+                thread = WatchedThread(self._run, name=f"feedq-apart-{self._name}")
                 thread.start()  # or raises: then the next feed tries again
                 self._thread = thread
             self._wakeup.notify()
@@ -380,7 +382,8 @@ class ApartWriter:
                     return batch_queue, feed, feed.next_slice()
                 if not self._feeds:
                     self.session.close()
-                self._wakeup.wait(first[0] - now if waiting else IDLE_S)
+                note_turn()
+                self._wakeup.wait(min(first[0] - now, TURN_S) if waiting else TURN_S)
         return None
 
     def _drop_broken(self) -> None:
@@ -429,7 +432,8 @@ class ApartWriter:
                     return None
                 with self._wakeup:
                     while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
-                        self._wakeup.wait(left_s)
+                        note_turn()
+                        self._wakeup.wait(min(left_s, TURN_S))
                 if batch_queue.broken is not None:
                     self.session.leave_undecided()
                     return None

@@ -25,6 +25,7 @@ from feedq.telemetry.metrics import (
     DEAD_LETTERS,
     RECORDS,
 )
+from feedq.telemetry.watched_threads import asking
 from feedq.worker.batch_queue import BatchQueue, CommitAnswer
 from feedq.worker.threads import call_on
 
@@ -46,8 +47,6 @@ class Outage:
         self._name = name
         self._failed: Down | None = None
         self._asked_at: float | None = None
-        self.is_tried = False
-        """Whether somebody has something to write: nobody else need find out whether the sink is back."""
         self.written_at = float("-inf")
 
     @property
@@ -80,11 +79,11 @@ class Outage:
             self.written_at = monotonic()
 
 
+PROBE_S = 2.0
+"""How often a sink that is away is asked whether it is back."""
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 """A sink that comes back is noticed within this; asking more often would only add to its troubles."""
-IDLE_S = 60.0
-"""The longest sleep of a writer's thread with nothing to do, unless it is woken."""
 
 Group: TypeAlias = dict[BatchQueue, list[Batch]]
 
@@ -98,6 +97,7 @@ class WritingSession:
         self._name, self._make_sink, self._outage = name, make_sink, outage
         self._sink: Sink | None = None
         self._unknown: CommitUnknown | None = None
+        self._probe_at = float("-inf")
         self.must_renew = False
 
     @property
@@ -111,7 +111,8 @@ class WritingSession:
         if briefly:
             self._outage.ask(since)
         try:
-            written = self._write(group, briefly=briefly)
+            with asking():
+                written = self._write(group, briefly=briefly)
         except SinkUnavailable as error:
             self._outage.failed(error, since=since)
             raise
@@ -131,10 +132,9 @@ class WritingSession:
         if self.must_renew and self.is_decided:
             self.must_renew = False
             self.close()
-        if self._sink is None:
-            self._sink = self._make_sink()
+        sink = self._opened()
         if self._unknown is not None:
-            settled = self._sink.settle(self._unknown)
+            settled = sink.settle(self._unknown)
             self._unknown = None
             if settled is not None:
                 return settled
@@ -151,11 +151,30 @@ class WritingSession:
             for queue, batches in group.items()
         ]
         try:
-            return self._sink.write(writes, briefly=briefly)
+            return sink.write(writes, briefly=briefly)
         except CommitUnknown as error:
             logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
             self._unknown = error
             raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
+
+    def probe(self) -> None:
+        """Find out whether a sink that was away is back, when there is nothing to write."""
+        began_at = monotonic()
+        if self._outage.down is None or began_at < self._probe_at:
+            return
+        self._probe_at = began_at + PROBE_S
+        try:
+            with asking():
+                self._opened().dead_letters(ids=[0], limit=1)  # which there is or not
+        except SinkUnavailable as error:
+            self._outage.failed(error, since=began_at)
+        else:
+            self._outage.over(wrote=False)
+
+    def _opened(self) -> Sink:
+        if self._sink is None:
+            self._sink = self._make_sink()
+        return self._sink
 
     def leave_undecided(self) -> None:
         """Ask no more what became of the last group; if it landed, its feeds are `Written.lost` next."""

@@ -254,8 +254,13 @@ def test_the_deadline_ends_a_process_that_hangs_with_its_exit_code() -> None:
     code = """
         import sys, time
         from feedq.worker.threads import Deadline
+        from feedq.worker.activity import Activity, Limits
+        from feedq.worker.duty import Duty
+        from feedq.worker.watch import Watch
         deadline = Deadline(0.1, is_busy=lambda: False)
-        deadline.start()
+        watch = Watch(Activity.private(), Limits(0, 0))
+        watch.add(Duty("leaving", deadline.look))
+        watch.start()
         deadline.begin(int(sys.argv[1]))
         deadline.begin(9)
         time.sleep(3600)

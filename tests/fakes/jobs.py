@@ -18,8 +18,9 @@ import pytest
 from feedq.control.store.jobs.runs import RunStore
 from feedq.core.clock import Clock
 from feedq.core.schedule.model import ClaimedRun, RunState
-from feedq.worker.jobs import context, duty, slots, ticker
-from feedq.worker.jobs.duty import Duty
+from feedq.worker import duty
+from feedq.worker.duty import Duty
+from feedq.worker.jobs import context, slots, ticker
 from feedq.worker.jobs.slots import Attempt, Slots
 from feedq.worker.jobs.ticker import Ticker
 

@@ -10,6 +10,7 @@ import pytest
 
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.worker import fencer as fencer_module
 from feedq.worker.fencer import Fencer
 from feedq.worker.writing_session import Outage
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
@@ -63,11 +64,11 @@ async def test_two_epochs_of_one_feed_in_a_group_do_not_fail_the_group() -> None
         gone_workers=set,
         lock_timeout_s=0.01,
     )
-    waiting = [
-        asyncio.create_task(fencer.fence(one)) for one in (request(1, 5), request(1, 4), request(2, 1))
-    ]
-    await asyncio.sleep(0)
-    fencer.start()
+    with fencer._asked:  # so that all of them are asked before any is fenced
+        waiting = [
+            asyncio.create_task(fencer.fence(one)) for one in (request(1, 5), request(1, 4), request(2, 1))
+        ]
+        await asyncio.sleep(0)
     try:
         async with asyncio.timeout(LIMIT_S):
             outcomes = await asyncio.gather(*waiting)
@@ -104,4 +105,14 @@ def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
             until(lambda: path.tables.checkpoints[1].epoch == 2, "the fence that was given up is raised")
         )
         assert asyncio.run(fence(path, request(2, 1))) == [Fenced(2, 1, None, 0)]
+        assert path.fencer._thread is not None
         assert path.fencer._thread.is_alive()
+
+
+async def test_a_thread_that_ended_for_want_of_work_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fencer_module, "IDLE_S", 0.0)
+    with DataPath() as path:
+        for feed_id in (1, 2):
+            assert await fence(path, request(feed_id, 1)) == [Fenced(feed_id, 1, None, 0)]
+            await until(lambda: path.fencer._thread is None, "it has ended")
+            assert path.fencer._sink is None, "its session is closed"

@@ -383,7 +383,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/live/test_writer.py",): (
         (
             "what is decided is asked again",
-            "if self._unknown is not None:\n            settled = self._sink.settle(self._unknown)",
+            "if self._unknown is not None:\n            settled = sink.settle(self._unknown)",
             "if self._unknown is not None:\n            settled = None",
         ),
         (

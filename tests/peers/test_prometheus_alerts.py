@@ -49,7 +49,6 @@ pytestmark = pytest.mark.timeout(60)
 NOW = datetime.now(UTC)
 LIMIT_S = 20.0
 CALM = Signs(
-    attempt_age_s=0.0,
     heartbeat_age_s=1.0,
     loop_lag_s=0.0,
     worker="w1",

@@ -57,7 +57,6 @@ class DataPath:
 
     def __enter__(self) -> DataPath:
         self.writer.start()
-        self.fencer.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,11 +12,10 @@ from uuid import uuid4
 import pytest
 
 from feedq.core.model import Loss, NewWorker
-from feedq.worker.activity import Activity, FeedThread
+from feedq.worker.activity import Activity, FeedThread, Limits
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
 from feedq.worker.monitor import (
     DumpPipe,
-    Limits,
     Monitor,
     make_private,
     parse_stacks,

@@ -26,6 +26,7 @@ from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import storable
 from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
+from feedq.telemetry.watched_threads import asking
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -147,7 +148,9 @@ class Database:
 
     @contextmanager
     def _lend(self) -> Iterator[Session]:
-        if not self._free.acquire(timeout=POOL_TIMEOUT_S):
+        with asking():
+            is_free = self._free.acquire(timeout=POOL_TIMEOUT_S)
+        if not is_free:
             raise Unavailable(
                 f"control database {mask_url(self.url)}: this process has used all {POOL_MAX} of its connections "
                 f"for {POOL_TIMEOUT_S} s"
@@ -373,7 +376,8 @@ def translate_driver_errors(url: str) -> Iterator[None]:
     """Translate errors of the driver: whatever it raises on a session of ours means that the session cannot go
     on."""
     try:
-        yield
+        with asking():
+            yield
     except psycopg2.Error as error:
         raise unavailable(url, error) from error
 
@@ -382,7 +386,8 @@ def translate_driver_errors(url: str) -> Iterator[None]:
 def translate_errors(url: str) -> Iterator[None]:
     """The driver's errors as `Unavailable`, `SchemaBehind` or `InvalidInput`; anything else passes."""
     try:
-        yield
+        with asking():
+            yield
     except ValueError as error:
         # The driver's own, before anything is sent: whoever asked wrote it into a name or an address.
         if NUL_REFUSED not in str(error):

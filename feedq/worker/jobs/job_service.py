@@ -14,7 +14,7 @@ worker session, as its semantics say: lost, or run again elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from threading import Event, Thread
+from threading import Event
 from time import monotonic
 from uuid import UUID
 
@@ -23,14 +23,13 @@ from feedq.control.store.jobs.runs import RunStore
 from feedq.core.model import Worker
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
+from feedq.worker.duty import Duty
 from feedq.worker.jobs.calling import Call
-from feedq.worker.jobs.duty import Duty
 from feedq.worker.jobs.slots import Slots
 from feedq.worker.jobs.ticker import Ticker
 from feedq.worker.thread_pool import ThreadPool
 
-TURN_S = 1.0
-"""The longest time that the thread sleeps."""
 POLL_S = 0.02
 """How often a worker that leaves looks whether its jobs have ended."""
 GIVE_BACK_S = 0.5
@@ -75,7 +74,7 @@ class Jobs:
         self._woken = Event()
         self._drain_ends_at: float | None = None
         self._is_forced = self._is_closed = False
-        self._thread = Thread(target=self._serve, name="feedq-jobs", daemon=True)
+        self._thread = WatchedThread(self._serve, name="feedq-jobs")
 
     def start(self) -> None:
         self._thread.start()
@@ -85,6 +84,7 @@ class Jobs:
             self._woken.wait(min(TURN_S, *(duty.pause_s() for duty in self._duties)))
             self._woken.clear()
             for duty in self._duties:
+                note_turn()
                 duty.attend()
 
     def _wake_slots(self) -> None:

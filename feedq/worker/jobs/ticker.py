@@ -20,7 +20,7 @@ from time import monotonic
 
 from feedq.control.store.jobs.runs import RunStore
 from feedq.telemetry.metrics import RUNS_FIRED
-from feedq.worker.jobs.duty import Duty
+from feedq.worker.duty import Duty
 
 FIRED_PER_SCAN = 500
 """Schedules that one scan fires. More of them make its transaction longer, and others have to wait for its

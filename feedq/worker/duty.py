@@ -1,4 +1,4 @@
-"""A duty: something that the thread of jobs does again and again.
+"""A duty: something that a thread does again and again.
 
 Each fails by itself: one that the database refuses, or that has a bug, keeps no other from being done.
 """
