@@ -4,9 +4,9 @@
 beside it, because it listens, checks for crashed workers many times a second, and has a reconcile pass made
 within milliseconds of a change: in this process, since the workers' processes are busy with streams, most of
 all when one of them has died. The scheduler only asks the election whether to act. Its ticks ask the workers
-for passes by message, and so does the election when a pass that it began does not come to an end.
+for passes by message, which is the remedy for a beat whose own passes fail or hang.
 
-Neither of them waits for the broker: what is to be sent goes into an outbox, and a third thread sends it.
+The scheduler does not wait for the broker: what is to be sent goes into an outbox, and a third thread sends it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
 from functools import partial
 from random import Random
 from threading import Event, Thread
@@ -29,7 +29,7 @@ from celery.schedules import schedule
 
 from feedq.celery.fleet_metrics import serve_beat
 from feedq.celery.once import OPTION
-from feedq.celery.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, store, wake_later
+from feedq.celery.tasks import run_reconcile, store, wake_later
 from feedq.control.leader_threads import ExpectationJudge, LandedKeeper, LeaderThread
 from feedq.control.store.election import Election, LivenessCheck
 from feedq.core.lease import SECOND_CHECK_S
@@ -67,14 +67,9 @@ something falls due before: a check finds then what nobody has said, such as a c
 CALM_AFTER_S = 1.0
 """The time after the last change from which on nothing counts as under way. What has just joined opens its
 sessions one after the other."""
-ASK_AGAIN_S = 0.5
-"""A reconcile begun here and not finished by then is asked for by message, and again if a frozen worker has taken
-that. Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
 JUDGE_AGAIN_S = 0.25
 """How soon a finding that a pass left as it was is reported again: after an outage nobody is declared gone for a
 full ttl, and a pass for each check would only keep the database busy."""
-UNSERVED_MAX = 2
-"""Reconciles that are asked for and not served: one may have begun before the last change, the next has not."""
 SEND_GRACE_S = 0.3
 """What messages in the outbox get to leave when the beat stops."""
 STALE_S = 60.0
@@ -89,28 +84,12 @@ LEADER_TICK_S = 5.0
 logger = log(__name__)
 
 
-Send = Callable[[], object]
-"""Sends one message, in bounded time or not; may raise whatever kombu does."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Reconciles that were asked for and have not all been seen to finish."""
-
-    served_at: int
-    """How many passes have finished when all of these have."""
-    wait_s: float
-    again_at: float
-
-
 class ElectionCandidate(Thread):
     """A beat as a candidate in the election."""
 
-    def __init__(self, s: Settings, post: Callable[[Sequence[Send]], None]) -> None:
-        """``post`` has messages sent, and waits for nothing."""
+    def __init__(self, s: Settings) -> None:
         super().__init__(name="feedq-election", daemon=True)
         self._settings = s
-        self._post = post
         self._url = s.database_url.get_secret_value()
         self._holder = uuid4()
         self._rng = Random()
@@ -119,12 +98,13 @@ class ElectionCandidate(Thread):
         self._election: Election | None = None
         self._leads_until = float("-inf")
         self._check_after = float("-inf")
-        self._asked: _Asked | None = None
+        self._last_pass: Future[None] | None = None
+        """The pass that was asked for last."""
         self._whole_pass_at = float("-inf")
         self._whole_pass_is_due = False
         """Whether one has been asked for since a pass that only placed feeds."""
         self._woken = False
-        """Whether something has changed since a reconcile was asked for."""
+        """Whether something has changed since a pass was asked for."""
         self._crashed = 0
         """Workers that the last check found crashed."""
         self._judged_at = float("-inf")
@@ -193,7 +173,7 @@ class ElectionCandidate(Thread):
         renew_at = monotonic()
         took_s: deque[float] = deque(maxlen=CHECKS_COMPARED)
         # What happened while nobody led was heard by nobody.
-        self._ask(election.check_liveness())
+        self._ask()
         while not self._stopping.is_set():
             now = monotonic()
             if now >= renew_at:
@@ -221,7 +201,7 @@ class ElectionCandidate(Thread):
         if check.suspected:
             return min(SECOND_CHECK_S, often_s)
         if (
-            self._asked
+            self._is_passing
             or self._woken
             or check.crashed
             or check.expired
@@ -235,39 +215,33 @@ class ElectionCandidate(Thread):
 
     def _judge(self, check: LivenessCheck) -> None:
         now = monotonic()
-        unserved = 0 if self._asked is None else self._asked.served_at - check.pass_seq
-        if unserved <= 0:
-            self._asked = None
         # Of a worker whose last session was heard to end, the pass makes the second check.
         crashed = check.crashed + (check.suspected if check.has_heard else 0)
         before, self._crashed = self._crashed, crashed if now >= self._check_after else 0
         if self._crashed > before:
-            # At once, even if something was asked for: whoever took that message may be the one that crashed.
             logger.warning(LogEvent.WORKER_CRASHED, workers=self._crashed)
             self._judged_at = now
-            self._ask(check)
-        elif self._woken and unserved < UNSERVED_MAX:
-            self._ask(check)
-        elif self._asked is not None:
-            if now >= self._asked.again_at:
-                waited_s, self._asked = self._asked.wait_s, None
-                self._ask(check, wait_s=2 * waited_s)
-        elif (check.expired or check.is_due or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
+            self._ask()
+        elif self._woken:
+            self._ask()
+        elif (
+            (check.expired or check.is_due or self._crashed)
+            and not self._is_passing
+            and now >= self._judged_at + JUDGE_AGAIN_S
+        ):
             self._judged_at = now
-            self._ask(check)
+            self._ask()
 
-    def _ask(self, check: LivenessCheck, *, wait_s: float | None = None) -> None:
-        """Have a pass made, and remember to ask again if none is: by message then, of which ``wait_s`` says how
-        long to wait for it."""
+    def _ask(self) -> None:
+        """Have a pass begin, here, after this moment: one that waits for its turn serves this change, too."""
         self._woken = False
-        served_at = 1 + (check.pass_seq if self._asked is None else self._asked.served_at)
-        if wait_s is None:
+        if self._last_pass is None or self._last_pass.running() or self._last_pass.done():
             with contextlib.suppress(RuntimeError):  # this beat is stopping
-                self._passes.submit(self._pass_here)
-        else:
-            self._post([_enqueue_reconcile])
-        again_s = min(wait_s or ASK_AGAIN_S, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
-        self._asked = _Asked(served_at, again_s, monotonic() + again_s)
+                self._last_pass = self._passes.submit(self._pass_here)
+
+    @property
+    def _is_passing(self) -> bool:
+        return self._last_pass is not None and not self._last_pass.done()
 
     def _pass_here(self) -> None:
         """Make a pass in this process, on the thread of passes. Soon after a whole pass only feeds that wait
@@ -293,8 +267,8 @@ class ElectionCandidate(Thread):
             election.close()
 
 
-def _enqueue_reconcile() -> None:
-    reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
+Send = Callable[[], object]
+"""Sends one message, in bounded time or not; may raise whatever kombu does."""
 
 
 def send_each(sends: Sequence[Send]) -> None:
@@ -330,7 +304,7 @@ class ElectedScheduler(Scheduler):
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._candidate is None:
             watch_threads()
-            self._candidate = candidate = ElectionCandidate(settings(), self._outbox.put)
+            self._candidate = candidate = ElectionCandidate(settings())
             candidate.start()
             serve_beat(settings(), store, leads=lambda: candidate.leads, runs=candidate.is_alive)
             self._beside = (

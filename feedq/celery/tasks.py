@@ -36,6 +36,8 @@ CONTROL_QUEUE = "feedq.control"
 RECONCILE_EXPIRES_S = 60
 """Keeps passes from piling up while no worker runs. Judged by the receiver's wall clock, so it must be far
 longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
+FAILED_AGAIN_S = 1.0
+"""How soon another pass is asked for after one that failed."""
 SETTLING_POLL_S = 0.25
 SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
@@ -132,6 +134,7 @@ def run_reconcile(*, placing_only: bool = False) -> str:
             wake_later(AFTER_FAST_PATH_S)
     except FeedqError as error:
         logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
+        wake_later(FAILED_AGAIN_S)
         return f"failed: {error}"
     return "another pass is under way" if report is None else f"assigned {len(report.assignments)}"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
-from itertools import pairwise
 from threading import Event
 from typing import Any, cast
 
@@ -14,12 +14,10 @@ from celery.schedules import crontab
 
 from feedq.celery import beat
 from feedq.celery.beat import (
-    ASK_AGAIN_S,
+    JUDGE_AGAIN_S,
     ElectedScheduler,
     ElectionCandidate,
-    send_each,
 )
-from feedq.celery.tasks import reconcile
 from feedq.control.store.election import LivenessCheck
 from feedq.core.limits import WHOLE_PASS_EVERY_S
 from feedq.settings import Settings
@@ -44,87 +42,77 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return made
 
 
-@pytest.fixture
-def sent_at(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When reconciles were asked for by message."""
-    moments: list[float] = []
-    monkeypatch.setattr(reconcile, "apply_async", lambda **_: moments.append(time.now))
-    return moments
+class Passes:
+    """Stands for the thread that makes passes: a test says when one begins and ends."""
+
+    def __init__(self, time: Time) -> None:
+        self._time = time
+        self.asked: list[float] = []
+        """When each was asked for."""
+        self._waiting: list[Future[None]] = []
+        self._under_way: Future[None] | None = None
+
+    def submit(self, _: Callable[[], None]) -> Future[None]:
+        self.asked.append(self._time.now)
+        self._waiting.append(Future())
+        return self._waiting[-1]
+
+    def begin(self) -> None:
+        self._under_way = self._waiting.pop(0)
+        assert self._under_way.set_running_or_notify_cancel()
+
+    def finish(self) -> None:
+        assert self._under_way is not None
+        self._under_way.set_result(None)
 
 
 @pytest.fixture
-def asked(time: Time, sent_at: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When reconciles were asked for, here or by message."""
-    moments: list[float] = []
-
-    def send(**_: Any) -> None:
-        moments.append(time.now)
-        sent_at.append(time.now)
-
-    class Passes:
-        """Stands for the thread that makes passes."""
-
-        def __init__(self, _: object) -> None: ...
-
-        def submit(self, _: Callable[[], None]) -> None:
-            moments.append(time.now)
-
-    monkeypatch.setattr(beat, "Lane", Passes)
-    monkeypatch.setattr(reconcile, "apply_async", send)
-    return moments
+def passes(time: Time, monkeypatch: pytest.MonkeyPatch) -> Passes:
+    made = Passes(time)
+    monkeypatch.setattr(beat, "Lane", lambda _: made)
+    return made
 
 
 @pytest.fixture
-def candidate(asked: list[float]) -> ElectionCandidate:
-    return ElectionCandidate(Settings(reconcile_interval_s=5, ttl_s=6), send_each)
+def candidate(passes: Passes) -> ElectionCandidate:
+    return ElectionCandidate(Settings(reconcile_interval_s=5, ttl_s=6))
 
 
-def check(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> LivenessCheck:
-    return LivenessCheck(
-        crashed=crashed, suspected=0, expired=expired, pass_seq=pass_seq, pass_age_s=0.0, is_due=is_due
-    )
+def check(*, crashed: int = 0, expired: int = 0) -> LivenessCheck:
+    return LivenessCheck(crashed=crashed, suspected=0, expired=expired)
 
 
-def test_a_crash_is_reported_at_once_even_while_an_earlier_message_is_not_served(
-    candidate: ElectionCandidate, asked: list[float], time: Time
+def test_a_crash_is_reported_at_once_even_while_a_pass_is_under_way(
+    candidate: ElectionCandidate, passes: Passes, time: Time
 ) -> None:
-    candidate._ask(check())  # the crashed worker may have taken this one with it
+    candidate._ask()
+    passes.begin()  # it may have looked before the crash
     time.now += 0.01
     candidate._judge(check(crashed=1))
-    assert asked == [1000.0, 1000.01]
+    assert passes.asked == [1000.0, 1000.01]
     candidate._judge(check(crashed=1))
-    assert len(asked) == 2, "one crash was reported twice"
+    assert len(passes.asked) == 2, "one crash was reported twice"
+    passes.finish()
+    passes.begin()
     candidate._judge(check(crashed=2))
-    assert len(asked) == 3, "the second crash was not reported"
+    assert len(passes.asked) == 3, "the second crash was not reported"
 
 
-def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
-    candidate: ElectionCandidate, asked: list[float], time: Time
+def test_what_a_pass_left_as_it_was_is_reported_again_after_a_while(
+    candidate: ElectionCandidate, passes: Passes, time: Time
 ) -> None:
-    candidate._ask(check())
-    for _ in range(2000):
-        time.now += 0.05
-        candidate._judge(check())
-    waits = [after - before for before, after in pairwise(asked)]
-    assert waits[0] == pytest.approx(ASK_AGAIN_S, abs=0.06)
-    assert waits[-1] == pytest.approx(5, abs=0.06)
-    assert len(asked) < 30
-
-
-def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no_end(
-    candidate: ElectionCandidate, asked: list[float], sent_at: list[float], time: Time
-) -> None:
-    candidate._judge(check(crashed=1))
-    assert len(asked) == 1
-    assert sent_at == []
-    time.now += ASK_AGAIN_S
-    candidate._judge(check(crashed=1))
-    assert sent_at == [time.now]
-    candidate._judge(check(pass_seq=3))
-    candidate._woken = True
-    candidate._judge(check(pass_seq=3))
-    assert len(asked) == 3
-    assert len(sent_at) == 1
+    candidate._judge(check(expired=1))
+    passes.begin()
+    time.now += JUDGE_AGAIN_S
+    candidate._judge(check(expired=1))
+    assert len(passes.asked) == 1, "the pass is under way"
+    passes.finish()
+    candidate._judge(check(expired=1))
+    assert len(passes.asked) == 2
+    passes.begin()
+    passes.finish()
+    candidate._judge(check(expired=1))
+    assert len(passes.asked) == 2, "not with every check"
 
 
 def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_follows(
@@ -147,61 +135,64 @@ def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_fo
 
 
 def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
-    candidate: ElectionCandidate, asked: list[float], time: Time
+    candidate: ElectionCandidate, passes: Passes, time: Time
 ) -> None:
     candidate._check_after = time.now + 6
     candidate._judge(check(crashed=3))
-    assert asked == []
+    assert passes.asked == []
     time.now += 6.1
     candidate._judge(check(crashed=3))
-    assert len(asked) == 1
+    assert len(passes.asked) == 1
 
 
-def test_a_thousand_edits_are_few_messages_and_the_last_edit_is_served(
-    candidate: ElectionCandidate, asked: list[float], time: Time
+def test_a_thousand_edits_are_few_passes_and_the_last_edit_is_served(
+    candidate: ElectionCandidate, passes: Passes, time: Time
 ) -> None:
-    began_at, finished, served_edit = 0.0, 1, -1
-    for edit in range(1000):
+    began_at = None
+    for _ in range(1000):
         candidate._woken = True
+        candidate._judge(check())
         time.now += 0.001
         # A pass takes a tenth of a second, and sees what came before it began.
-        if len(asked) > finished - 1 and not began_at:
-            began_at, seen = time.now, edit
-        if began_at and time.now >= began_at + 0.1:
-            began_at, finished, served_edit = 0.0, finished + 1, seen
-        candidate._judge(check(pass_seq=finished))
-    assert len(asked) <= 14, "a message for each pass, and one that waits"
-    assert served_edit >= 0
-    # The changes after the last pass began are still to be served: by a message that waits, or will be sent.
-    assert candidate._woken or len(asked) > finished - 1
+        if began_at is None:
+            passes.begin()
+            began_at = time.now
+        elif time.now >= began_at + 0.1:
+            passes.finish()
+            began_at = None
+    assert len(passes.asked) <= 12, "one under way, and one that waits"
+    assert passes._waiting, "which serves the last edit"
 
 
 def test_a_change_while_a_pass_is_under_way_is_asked_for_at_once_for_it_may_have_come_too_late(
-    candidate: ElectionCandidate, asked: list[float]
+    candidate: ElectionCandidate, passes: Passes
 ) -> None:
+    for asked in (1, 2):
+        candidate._woken = True
+        candidate._judge(check())
+        assert len(passes.asked) == asked
+        if asked == 1:
+            passes.begin()
     candidate._woken = True
     candidate._judge(check())
-    assert len(asked) == 1
+    assert len(passes.asked) == 2, "the one that has not begun serves this change, too"
+    passes.finish()
+    passes.begin()
     candidate._woken = True
     candidate._judge(check())
-    assert len(asked) == 2
-    candidate._woken = True
-    candidate._judge(check())
-    assert len(asked) == 2, "the one that has not begun serves this change too"
-    candidate._judge(check(pass_seq=2))
-    assert len(asked) == 3, "by now it may have begun before the change"
+    assert len(passes.asked) == 3, "by now it may have begun before the change"
     assert not candidate._woken
 
 
 def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
-    candidate: ElectionCandidate, asked: list[float]
+    candidate: ElectionCandidate, passes: Passes
 ) -> None:
-    candidate._judge(LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True))
-    assert asked == []
-    candidate._judge(LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True, has_heard=True))
-    assert len(asked) == 1
+    candidate._judge(LivenessCheck(0, 1, 0, is_awaited=True))
+    assert passes.asked == []
+    candidate._judge(LivenessCheck(0, 1, 0, is_awaited=True, has_heard=True))
+    assert len(passes.asked) == 1
     candidate._judge(check(crashed=1))
-    assert len(asked) == 1, "the pass is under way"
+    assert len(passes.asked) == 1, "the pass is under way"
 
 
 class Elected:

@@ -330,8 +330,6 @@ BEGIN
         'crashed', (SELECT count(*) FROM silent WHERE suspected_at IS NOT NULL),
         'suspected', (SELECT count(*) FROM first_look),
         'expired', (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND feedq_1.is_overdue(w)),
-        'pass_seq', (SELECT pass_seq FROM feedq.fleet),
-        'pass_age_s', (SELECT extract(epoch FROM feedq.clock() - pass_at)::float8 FROM feedq.fleet),
         'is_due', EXISTS (SELECT FROM feedq.lease WHERE state IN ('idle', 'stopping') AND due_at <= feedq.now())
             OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
                 WHERE w.state = 'active' AND w.target_state = 'serving'

@@ -33,9 +33,6 @@ class LivenessCheck:
     """Workers without a session for the first time: check again soon."""
     expired: int
     """Workers that have not renewed in time, or whose heartbeat lies ahead since the clock was put back."""
-    pass_seq: int
-    """Counts finished reconcile passes: what was asked for before it grew has been served."""
-    pass_age_s: float | None
     is_due: bool = False
     """Whether some feed's delay is over, or the time in which an owner should have released its feed; or a
     worker has settled since the last pass."""
