@@ -1,8 +1,8 @@
 """What Celery beat sends, besides the schedules that live in the database.
 
-Any number of beats may run: they elect one, and only that one sends (see `feedq.celery.beat`). Add entries of
-your own below, in Celery's usual form, for tasks that any worker may run and that may safely be skipped or run
-twice:
+Any number of beats may run: they elect one, and only that one sends (see `feedq.celery.beat`). It sends
+`feedq.reconcile` every ``FEEDQ_RECONCILE_INTERVAL_S`` without an entry here. Add entries of your own below, in
+Celery's usual form, for tasks that any worker may run and that may safely be skipped or run twice:
 
     "refresh-catalogue": {
         "task": "acme.refresh_catalogue",
@@ -26,14 +26,6 @@ one whose worker dies under way is lost; and ticks in which no beat lives are sk
 needs no beat and has all else, retries, catch-up and time zones among it: see docs/howto/schedule-jobs.md.
 """
 
-from feedq.settings import settings
+from typing import Any
 
-beat_schedule = {
-    # The safety net under NOTIFY, which wakes reconcile within milliseconds of a change.
-    "reconcile": {
-        "task": "feedq.reconcile",
-        "schedule": max(settings().reconcile_interval_s, 0.1),
-        # Passes that nobody took would otherwise pile up; only the latest is of any use.
-        "options": {"expires": 60, "queue": "feedq.control"},
-    },
-}
+beat_schedule: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -29,7 +29,6 @@ from uuid import uuid4
 from amqp.exceptions import ResourceLocked
 from billiard import current_process
 from celery import bootsteps, signals
-from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import WorkerShutdown
 from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
@@ -37,13 +36,13 @@ from celery.worker.control import Panel, nok
 from kombu import Queue
 
 from feedq import __version__
-from feedq.celery.broker import NODE_PREFIX, apply_settled, kept_in, process_or_drop
+from feedq.celery.broker import NODE_PREFIX, guard_pool, guarded, not_carried_out
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import run_reconcile, store
 from feedq.control.store.migrate import require_current
 from feedq.core.limits import TASK_EVENTS_GATHERED_S
 from feedq.core.model import NewWorker, Worker
-from feedq.errors import FeedqError, InvalidInput, Unavailable
+from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings, settings
 from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, database_event, log
@@ -111,11 +110,11 @@ class GuardedConsumer(Consumer):
 
     def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         # What remote control asks for is done by the event loop later, which an exception would end.
-        return super().call_soon(partial(kept_in, p), *args, **kwargs)
+        return super().call_soon(guarded(p, not_carried_out), *args, **kwargs)
 
     def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         # So is an acknowledgement; `kombu.message.Message.ack` raises for a message that was dropped meanwhile.
-        return super().call_soon_ack(partial(kept_in, p), *args, **kwargs)
+        return super().call_soon_ack(guarded(p, not_carried_out), *args, **kwargs)
 
     def add_task_queue(
         self, queue: Any, exchange: Any = None, exchange_type: Any = None, routing_key: Any = None, **how: Any
@@ -156,9 +155,7 @@ class FeedqStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
 
     def create(self, worker: Any) -> None:
-        worker._process_task = partial(process_or_drop, worker, worker._process_task)
-        if isinstance(worker.pool, ThreadPool):
-            worker.pool.on_apply = partial(apply_settled, worker.pool.on_apply)
+        guard_pool(worker)
 
     def start(self, worker: Any) -> None:
         if not isinstance(worker.pool, StreamPool):
@@ -342,32 +339,16 @@ def sleep_in_slices(seconds: float) -> None:
 def start_supervisor(
     supervisor: Supervisor, s: Settings, *, sleep: Callable[[float], object] = sleep_in_slices
 ) -> bool:
-    """Start as soon as the database lets us; False when told to stop first."""
-    pause_s = WAIT_FIRST_S
-    while wait_for_database(s, sleep=sleep):
-        try:
-            supervisor.start()
-        except Unavailable as error:
-            # Away again between the check and the registration, or this role may read and not register.
-            logger.warning(database_event(error), error=str(error), again_in_s=pause_s)
-            sleep(pause_s)
-            pause_s = min(2 * pause_s, WAIT_MAX_S)
-        else:
-            return True
-    return False
-
-
-def wait_for_database(s: Settings, *, sleep: Callable[[float], object] = sleep_in_slices) -> bool:
-    """Wait until the control database is there and migrated, saying so; False when told to stop first.
+    """Start as soon as the control database is there, migrated, and lets us; False when told to stop first.
 
     Raises `InvalidInput`: no waiting helps.
     """
-    url = s.database_url.get_secret_value()
     pause_s = WAIT_FIRST_S
     said: str | None = None
     while worker_state.should_stop is None and worker_state.should_terminate is None:
         try:
-            require_current(url)
+            require_current(s.database_url.get_secret_value())
+            supervisor.start()
         except InvalidInput:
             raise
         except FeedqError as error:
@@ -443,20 +424,19 @@ def _queues(worker: Any) -> set[str]:
 
 def _register(worker: Any, places: Places, s: Settings) -> Worker:
     """Begin a worker session. Raises `Unavailable`."""
-    new = _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks))
-    return store().workers.register(new, ttl_s=s.ttl_s)
+    return store().workers.register(_describe(worker, places, s), ttl_s=s.ttl_s)
 
 
-def _describe(hostname: str, places: Places, s: Settings, *, tasks: Collection[str]) -> NewWorker:
+def _describe(worker: Any, places: Places, s: Settings) -> NewWorker:
     return NewWorker(
         id=uuid4(),
-        name=hostname,
-        queue=node_queue(hostname),
+        name=worker.hostname,
+        queue=node_queue(worker.hostname),
         capacity=places.capacity,
         job_slots=places.job_slots,
         host=socket.gethostname(),
         pid=os.getpid(),
         version=__version__,
         labels=s.worker_labels,
-        tasks=tasks,
+        tasks=frozenset(worker.app.tasks),
     )

@@ -3,9 +3,9 @@
 kombu and Celery take whatever lies in a queue for one of their own messages. What has another form (bytes that are
 no JSON, a body that is no ``[args, kwargs, embed]``, a task id that is a list) raises out of Celery's event loop
 (``next(loop)`` in `celery.worker.loops.asynloop`), which ends the worker and every stream in it; and the message
-goes to the next worker. So there is a guard around each step that kombu and Celery take with a message in that
-loop: reading it (`RedisChannel._read`, `_properties`), taking it in (`guarded`), carrying it out (`kept_in`,
-`process_or_drop`; on a thread, `settle`). What fails is rejected without being put back, with one log line. What
+goes to the next worker. So each step that kombu and Celery take with a message in that loop is `guarded`: reading
+it (`RedisChannel`, `_properties`), taking it in (``basic_consume``), and carrying it out (`guard_pool`, and
+`feedq.celery.bootsteps.GuardedConsumer`). What fails is rejected without being put back, with one log line. What
 nothing would fail at, and harms all the same, is looked at first: the size.
 
 Besides, an acknowledgement that comes too late does not end the worker, and hints to a node are not written down
@@ -35,6 +35,7 @@ import amqp
 from amqp.serialization import PROPERTY_CLASSES, decode_properties_basic
 from amqp.spec import Basic
 from celery.app.task import Context
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.events.dispatcher import EventDispatcher
 from celery.worker import state as worker_state
 from kombu import compression, matcher
@@ -194,7 +195,7 @@ class RedisChannel(redis.Channel):
 
     def _brpop_read(self, **options: Any) -> Any:
         self.connection.came_from = ""
-        self._read(partial(super()._brpop_read, **options))
+        guarded(super()._brpop_read, _unreadable)(**options)
         if self.connection.came_from.startswith(NODE_PREFIX):
             self._read_hints(self.connection.came_from)
         return True
@@ -202,30 +203,19 @@ class RedisChannel(redis.Channel):
     def _read_hints(self, queue: str) -> None:
         """Where one hint was there are often thousands: what the window has room for, in one round trip."""
         room = self.qos.can_consume_max_estimate()
+        hand_over = guarded(lambda item: self.connection._deliver(loads(item), queue), _unreadable)
         for item in self.client.rpop(queue, min(room, READ_AT_ONCE)) or () if room else ():
-            self._read(partial(self._hand_over, item, queue))
-
-    def _hand_over(self, item: bytes, queue: str) -> None:
-        self.connection._deliver(loads(item), queue)
+            hand_over(item)
 
     def _receive_one(self, subscribed: Any) -> Any:
         # Remote control and events.
-        return self._read(partial(super()._receive_one, subscribed))
-
-    def _read(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except (Empty, *_CONNECTION_ERRORS):
-            raise
-        except Exception as error:  # noqa: BLE001 -- whatever bytes can make a decoder raise
-            _say_dropped(repr(error))
-            return None
+        return guarded(super()._receive_one, _unreadable)(subscribed)
 
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], object], consumer_tag: str, **how: Any
     ) -> Any:
         return super().basic_consume(  # type: ignore[no-untyped-call]  # as all of kombu
-            queue, no_ack, guarded(callback, no_ack=no_ack), consumer_tag, **how
+            queue, no_ack, guarded(callback, partial(_drop, no_ack=no_ack)), consumer_tag, **how
         )
 
     def _connparams(self, asynchronous: bool = False) -> Any:
@@ -278,7 +268,7 @@ class AmqpChannel(pyamqp.Channel):
         **how: Any,
     ) -> Any:
         assert callback is not None, "kombu consumes with a callback"
-        deliver = partial(self._deliver, guarded(callback, no_ack=no_ack), no_ack)
+        deliver = partial(self._deliver, guarded(callback, partial(_drop, no_ack=no_ack)), no_ack)
         return super().basic_consume(queue, consumer_tag, no_local, no_ack, exclusive, nowait, deliver, **how)
 
     def _deliver(self, callback: Callable[[Any], object], no_ack: bool, raw: amqp.Message) -> None:
@@ -350,38 +340,40 @@ _UNPACKERS: Mapping[str, Callable[[], Any]] = {
 """By the names that kombu knows the methods by."""
 
 
-def guarded(handle: Callable[[Any], object], *, no_ack: bool) -> Callable[[Any], object]:
-    """``handle`` for messages, which drops a message that makes it raise.
+def guarded(step: Callable[..., Any], abandon: Callable[..., None]) -> Callable[..., Any]:
+    """Wrap a step that kombu or Celery takes with a message so that no error of it ends the worker: ``abandon``
+    gets the error and the arguments.
 
     Errors of the connection pass: Celery connects anew, and the broker delivers the message again.
     """
 
-    def handle_or_drop(message: Any) -> None:
+    def take(*args: Any, **kwargs: Any) -> Any:
         try:
-            handle(message)
-        except _CONNECTION_ERRORS:
+            return step(*args, **kwargs)
+        except (Empty, *_CONNECTION_ERRORS):
             raise
         except Exception as error:  # noqa: BLE001 -- whatever a forged message can make Celery raise
-            drop(message, f"it cannot be taken in: {error!r}", no_ack=no_ack)
+            abandon(error, *args)
+            return None
 
-    return handle_or_drop
-
-
-def kept_in(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Call it for a message, and log what it raises. Raises errors of the connection."""
-    try:
-        function(*args, **kwargs)
-    except _CONNECTION_ERRORS:
-        raise
-    except Exception as error:  # noqa: BLE001 -- whatever a forged message can make Celery raise
-        _say_dropped(f"it cannot be carried out: {error!r}")
+    return take
 
 
-def drop(message: Any, problem: str, *, no_ack: bool = False) -> None:
-    """Reject a message, for good, with one log line. Raises errors of the connection."""
-    _say_dropped(problem, queue=message.delivery_info.get("routing_key"), message=message.body)
+def _unreadable(error: Exception, *_: object) -> None:
+    _say_dropped(repr(error))
+
+
+def _drop(error: Exception, message: Any, *, no_ack: bool) -> None:
+    """Reject a message, for good. Raises errors of the connection."""
+    queue = message.delivery_info.get("routing_key")
+    _say_dropped(f"it cannot be taken in: {error!r}", queue=queue, message=message.body)
     if not no_ack and not message.acknowledged:
         message.reject()
+
+
+def not_carried_out(error: BaseException, *_: object, **fields: object) -> None:
+    """Say so: what remote control asked for, an acknowledgement, or a task."""
+    _say_dropped(f"it cannot be carried out: {error!r}", **fields)
 
 
 def _say_dropped(why: str, **fields: object) -> None:
@@ -414,6 +406,9 @@ class BoundedClock(LamportClock):
         return super().adjust(other if is_fit else 0)
 
 
+# -- tasks, in the pools -----------------------------------------------------------------------------
+
+
 def settle(accept_callback: Any, call: Callable[[Callable[[], None]], object], future: Future[Any]) -> None:
     """Reject the message of a task that broke out of Celery's tracer on a thread. ``call`` calls what does that.
 
@@ -421,40 +416,44 @@ def settle(accept_callback: Any, call: Callable[[Callable[[], None]], object], f
     and the message would keep its place in the prefetch window.
     """
     request = getattr(accept_callback, "__self__", None)
-    if request is None or future.cancelled() or (error := future.exception()) is None:
-        return
-    call(partial(_abandon, request, error))
+    if request is not None and not future.cancelled() and (error := future.exception()) is not None:
+        call(partial(_abandon, error, request))
 
 
-def _abandon(request: Any, error: BaseException) -> None:
-    """Forget a task that could not be carried out, and reject its message."""
-    _say_dropped(f"it cannot be carried out: {error!r}", task_id=request.id)
-    worker_state.task_ready(request)
-    request.reject()
+def guard_pool(worker: Any) -> None:
+    """Guard how a worker carries out tasks, in whatever pool.
+
+    `celery.worker.WorkController._process_task` catches `TaskRevokedError` alone. The prefork pool starts tasks
+    that had to wait, and sets time limits, in callbacks of the event loop, which no other guard surrounds. On the
+    pool of threads errors are left to `settle`.
+    """
+    process, pool = worker._process_task, worker.pool
+
+    def check_and_process(request: Any) -> None:
+        limits = request.time_limits
+        if limits and not all(isfinite(limit or 0) for limit in limits):
+            raise ValueError(f"time limits {limits!r}")
+        process(request)
+
+    def abandon(error: Exception, request: Any) -> None:
+        _abandon(error, request)
+        # Celery took a place in the pool for it. Without prefork there are no places to take.
+        getattr(worker, "_quick_release", lambda: None)()
+
+    worker._process_task = guarded(check_and_process, abandon)
+    if isinstance(pool, ThreadPool):
+        pool.on_apply = partial(_apply_settled, pool.on_apply)
 
 
-def apply_settled(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """``on_apply`` of Celery's pool of threads, with `settle` for each task."""
+def _apply_settled(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
     result = apply(*args, **options)
     accept_callback = options.get("accept_callback")
     result.f.add_done_callback(partial(settle, accept_callback, lambda reject: reject()))
     return result
 
 
-def process_or_drop(worker: Any, process: Callable[[Any], object], request: Any) -> None:
-    """Have a task carried out by a pool of Celery's own, or drop its message.
-
-    `celery.worker.WorkController._process_task` catches `TaskRevokedError` alone. The prefork pool starts
-    tasks that had to wait, and sets time limits, in callbacks of the event loop, which no other guard surrounds.
-    """
-    limits = request.time_limits
-    try:
-        if limits and not all(isfinite(limit or 0) for limit in limits):
-            raise ValueError(f"time limits {limits!r}")
-        process(request)
-    except _CONNECTION_ERRORS:
-        raise
-    except Exception as error:  # noqa: BLE001 -- whatever a forged message can make Celery raise
-        _abandon(request, error)
-        # Celery took a place in the pool for it. Without prefork there are no places to take.
-        getattr(worker, "_quick_release", lambda: None)()
+def _abandon(error: BaseException, request: Any) -> None:
+    """Forget a task that could not be carried out, and reject its message."""
+    not_carried_out(error, task_id=request.id)
+    worker_state.task_ready(request)
+    request.reject()

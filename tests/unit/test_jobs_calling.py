@@ -303,10 +303,12 @@ def test_what_a_worker_takes_goes_by_its_queues_and_its_concurrency(
     queues: tuple[str, ...], concurrency: int, places: Places
 ) -> None:
     consumes = dict.fromkeys((*queues, bootsteps.node_queue("w1@h")))
-    app = SimpleNamespace(amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=consumes)))
+    app = SimpleNamespace(
+        amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=consumes)), tasks={"acme.report": None}
+    )
     worker = SimpleNamespace(hostname="w1@h", app=app, concurrency=concurrency)
     assert Places.of(worker, Settings()) == places
-    described = bootsteps._describe("w1@h", places, Settings(), tasks={"acme.report"})
+    described = bootsteps._describe(worker, places, Settings())
     assert (described.capacity, described.job_slots) == (places.capacity, places.job_slots)
     assert described.tasks == {"acme.report"}
 
