@@ -22,6 +22,7 @@ from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
+from feedq.core.selection import Selection
 from feedq.core.values import DEFAULT_ZONE, parse_moment_near, read_exactly
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Sink, parse_sink
@@ -67,8 +68,9 @@ ENDED: Final = {EventKind.BACKFILL_FINISHED: "finished", EventKind.BACKFILL_CANC
 @verb("GET /backfills")
 def list_backfills(at: At, *, tenant: NameArgument | None = None) -> Page[BackfillDocument]:
     """Backfills that are under way, by name of the feed."""
-    found = at.store.backfills.running(tenant=tenant or at.caller.tenant)
-    return Page([_document(view) for view in found if at.caller.sees(view.feed.spec.tenant)])
+    if (seen := at.seen(Selection(tenant=tenant))) is None:
+        return Page([])
+    return Page(list(map(_document, at.store.backfills.running(tenant=seen.tenant))))
 
 
 @verb("GET /feeds/{name}/backfill")

@@ -1,6 +1,6 @@
-"""The verbs for many feeds at once: some hundred of them in a transaction, each outcome by name.
+"""Changes of many feeds, a few hundred in a transaction, each with its own outcome.
 
-A feed that cannot be changed keeps no other from it. A server that is away ends it all.
+A feed that cannot be changed does not hold up the others. A server that is unavailable ends the whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOGETHER_MAX = 500
 T = TypeVar("T")
 R = TypeVar("R")
 Outcomes: TypeAlias = list[tuple[T, R | FeedqError]]
-"""Each thing that something was done to, with what came of it or why it failed."""
+"""Each item with its result, or with the error that it failed with."""
 
 
 def each(
@@ -39,9 +39,9 @@ def each(
     told: Told,
     at_once: int | None = None,
 ) -> Outcomes[T, R]:
-    """Do ``act`` to all, some hundred or so many at once; it answers each with what came of it.
+    """Apply ``act`` to all items, a few hundred or ``at_once`` at a time; it returns a result or error for each.
 
-    Raises `Unavailable`: what was done before stays done.
+    Raises `Unavailable`; what was done before that stays done.
     """
     found: Outcomes[T, R] = []
     length = at_once or TOGETHER_MAX
@@ -59,12 +59,12 @@ def each(
 
 
 def made(outcomes: Outcomes[T, R]) -> list[tuple[T, R]]:
-    """Those that did not fail, each with what came of it."""
+    """The items that did not fail, each with its result."""
     return [(item, came) for item, came in outcomes if not isinstance(came, FeedqError)]
 
 
 def failed(outcomes: Outcomes[T, R]) -> list[tuple[T, FeedqError]]:
-    """Those that failed, each with its error."""
+    """The items that failed, each with its error."""
     return [(item, came) for item, came in outcomes if isinstance(came, FeedqError)]
 
 
@@ -76,7 +76,7 @@ def move(
     to: WorkerView | None,
     told: Told,
 ) -> Outcomes[ChosenFeed, WorkerView]:
-    """Have feeds go on on this worker or, without one, on others than those that have them, as placement chooses.
+    """Move feeds to this worker or, if none is given, to others than their present ones, as placement chooses.
     A feed that may not go there fails with the reason. Raises `Conflict` when the worker takes no feeds."""
     if to is not None and not serves(to):
         raise Conflict(f"worker {to.worker.name!r} takes no feeds: {_why_closed(to.worker)}")
@@ -101,7 +101,7 @@ def _targets(
     *,
     to: WorkerView | None,
 ) -> tuple[dict[int, UUID], dict[int, Conflict]]:
-    """Where each feed goes, by its id, and why those that may go nowhere do not."""
+    """The worker that each feed goes to, by the id of the feed, and why the others go nowhere."""
     targets: dict[int, UUID] = {}
     refused: dict[int, Conflict] = {}
     tenants = {feed.tenant for feed in chosen}
@@ -131,8 +131,8 @@ def _targets(
 
 
 def _candidate(view: WorkerView, *, held: Sequence[FeedView], given: int) -> EligibleWorker:
-    """Describe a worker to placement, with ``given`` feeds that it was just given. Of capped tenants it has those
-    feeds that are its own among ``held``."""
+    """A worker as placement sees it, with the ``given`` feeds that it was just given. ``held`` are all feeds of
+    tenants with a cap."""
     worker = view.worker
     feeds = view.leases + view.promised + given
     theirs = (v for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id)

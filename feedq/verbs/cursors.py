@@ -217,8 +217,8 @@ def sink_of(at: At, feed: Feed) -> AbstractContextManager[Sink]:
 
 
 def still_own(at: At, name: str) -> Judge:
-    """Judges within the sink's transaction whether a feed is the caller's: it may have changed hands since it was
-    looked at."""
+    """Check within the sink's transaction that a feed is still the caller's: its tenant may have changed since it
+    was looked up."""
 
     def judge() -> None:
         at.own_feed(name)
@@ -268,7 +268,7 @@ def give(sink: Sink, feed: Feed, start: Checkpoint | StartCursor, judge: Judge =
 
 
 def _known(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Checkpoint], list[str]]:
-    """What sinks know of feeds that are about to be declared, by name; and what kept us from asking others."""
+    """The checkpoints that sinks have of feeds about to be declared, by name; and why some could not be asked."""
     found: dict[str, Checkpoint] = {}
     unasked: list[str] = []
     for name, feeds in _by_sink(specs):
@@ -284,13 +284,13 @@ def _known(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Ch
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Changes of feeds, with what to know of new ones and where they begin."""
+    """Changes of feeds, with notes on the new ones, and where these begin."""
 
     changes: Sequence[Change]
     starts: Mapping[str, Checkpoint | StartCursor]
     """Of those that begin elsewhere than their sources do, by name."""
     unasked: Sequence[str]
-    """What kept us from asking sinks whether they know the new feeds."""
+    """Why sinks could not be asked whether they know the new feeds."""
 
 
 def begun(

@@ -1,4 +1,4 @@
-"""Declarations of feeds, schedules and queues: to make everything as declared, and to print what is declared."""
+"""Declarations of feeds, schedules and queues: to apply them, and to list what is declared."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ChangeDocument:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What was changed so that everything is as declared, or would be."""
+    """What was changed so that everything is as declared; in a dry run, what would be."""
 
     added: int
     changed: int
@@ -131,8 +131,8 @@ def declare(
 ) -> Declared:
     """Make feeds, schedules and queues as they are declared.
 
-    What is there already is changed, what is not is added, and what is as declared is left alone. All
-    declarations are checked first; if one is wrong, nothing is changed. ``prune`` also removes what is not
+    What does not exist is added, what differs is changed, and the rest is left alone. All declarations are
+    checked first; if one is wrong, nothing is changed. ``prune`` also removes what is not
     declared, of each kind that is given, or only feeds of one ``tenant``. With ``adopt``, new feeds go on from the
     checkpoints that feeds of their names have left in their sinks. ``expected`` is for a single feed or schedule
     that is there.
@@ -176,7 +176,7 @@ def declared_answer(
     unserved: Mapping[str, str] | None = None,
     dry_run: bool = False,
 ) -> Declared:
-    """What was changed, and what could not be; of a dry run, what would."""
+    """What was changed, and what could not be; in a dry run, what would be changed."""
     done = bulk.made(outcomes)
     made = Counter(change.action for change, _ in done)
     counts = (made[Action.ADD], made[Action.CHANGE], made[Action.REMOVE])
@@ -287,10 +287,10 @@ def _planned(
 
 
 def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> Outcomes[Change, Any]:
-    """Feeds, some hundred of them in a transaction; then those that begin elsewhere than their sources do, and
-    everything else, one by one.
+    """Make the changes: feeds first, a few hundred in a transaction; then, one by one, the feeds that begin
+    elsewhere than at the beginning of their source, and everything else.
 
-    Raises `Unavailable`: what was done before stays done, and doing it again does what is left.
+    Raises `Unavailable`; what was done before that stays done, and applying again does the rest.
     """
     elsewhere = [c for c in found.changes if c.action is Action.ADD and c.name in found.starts]
     plain = [c for c in found.changes if c.action is not Action.ADD or c.name not in found.starts]
@@ -329,8 +329,8 @@ def change_feeds(
 ) -> Outcomes[Change, Version]:
     """Make changes of feeds, for a ``catalog`` only those of its own and, by their names, those it takes over.
 
-    Each feed is changed as it was when that was decided: what somebody else has made of it meanwhile stays, unless
-    it is the same. Raises `Unavailable`, see `bulk.each`.
+    A feed that somebody else has changed since the change was decided is left alone.
+    Raises `Unavailable`, see `bulk.each`.
     """
 
     def change(part: Sequence[Change]) -> list[Version | FeedqError]:

@@ -88,8 +88,8 @@ def show_status(at: At) -> FleetData:
 def list_problems(at: At) -> Page[Check]:
     """Everything that the control tables tell somebody to look at, worst first.
 
-    It is all that the status and the doctor warn of, but for what the doctor tries from its own machine. Feeds are
-    grouped by what is wrong with them and by tenant.
+    These are the warnings of the status and the doctor, without what the doctor tries from its own machine. Feeds
+    are grouped by what is wrong with them and by tenant.
     """
     return Page(problems(read_tables(at.store, at.settings)[0].warnings))
 
@@ -114,7 +114,7 @@ def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, li
 
 @verb("GET /doctor", of_fleet=True)
 def diagnose_fleet(at: At) -> Diagnosis:
-    """What is wrong, and how to mend it, from the machine of the API and with its settings."""
+    """What is wrong and how to mend it, as seen from the machine of the API and with its settings."""
     from feedq.verbs.diagnosis.doctor import diagnose
 
     return _diagnosis(_told(at, diagnose(at.store, at.settings)))
@@ -151,11 +151,9 @@ def list_events(
     cursor: Cursor = None,
 ) -> Page[ListedEvent]:
     """History, newest first; of one feed, or of everything."""
-    which = EventFilter(kinds, None if feed is None else at.feed(feed), tenant, since)
-    if feed is None and at.caller.tenant is not None:
-        if tenant not in (None, at.caller.tenant):
-            return Page([])
-        which = replace(which, tenant=at.caller.tenant)
+    if (seen := at.seen(Selection(tenant=tenant))) is None:
+        return Page([])
+    which = EventFilter(kinds, None if feed is None else at.feed(feed), seen.tenant, since)
     (place,) = page_place(cursor, int) or (None,)
     found = at.store.history.before(which, place=place, limit=limit + 1)
     page = page_of(found, limit, lambda listed: (listed.id,))

@@ -1,5 +1,5 @@
-"""The records of a feed: those that its sink refused, to read, to land after all and to drop; the fields that no
-column takes, and columns for them; and records as they land."""
+"""The records of a feed: dead letters, to read, replay and drop; fields that no column takes, and columns for
+them; and records as they land."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class DeadLetterDocument:
 
 @dataclass(slots=True)
 class Replayed:
-    """What became of records that were to land after all."""
+    """What a replay of dead letters did."""
 
     name: str
     landed: int = 0
     refused: dict[int, str] = field(default_factory=dict)
     """Why they were refused again, by their ids."""
     passed_over: int = 0
-    """Somebody else is at them, or has just dealt with them."""
+    """Skipped: somebody else replays or drops them, or has just done so."""
     dry_run: bool = False
 
 
@@ -98,7 +98,7 @@ def replay_dead_letters(
     expected: Expected = None,
     dry_run: bool = False,
 ) -> Replayed:
-    """Land dead letters after all, as the feed is declared now: those with these ids, or all.
+    """Land dead letters after all, by the present declaration of the feed: those with these ids, or all.
 
     Each lands once, however often this is repeated; what is refused again stays.
     """
@@ -226,7 +226,7 @@ def show_drift(at: At, *, name: NameArgument) -> DriftDocument:
 def add_columns(
     at: At, *, name: NameArgument, expected: Expected = None, dry_run: bool = False
 ) -> DriftDocument:
-    """Add columns for the fields that no column takes. Again, or twice at once, it does what is left."""
+    """Add columns for the fields that no column takes. It may be repeated, and adds what is still missing."""
     feed = at.own_feed(name, expected)
     view = at.store.feeds.view(name)
     with sink_of(at, feed) as sink:

@@ -1,4 +1,4 @@
-"""The registry of verbs: whatever people and programs ask of feedq is one function here.
+"""The registry of verbs: each thing that people and programs can ask of feedq is one function.
 
 A verb takes an `At` and keyword-only arguments with plain types, and returns a dataclass::
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 OpenSink: TypeAlias = "Callable[[str], AbstractContextManager[Sink]]"
 """Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
 Told = Callable[[int, int | None], object]
-"""Hears how many are done so far, of how many; None where nobody knows."""
+"""Called with how many are done so far, and of how many; None where the total is not known."""
 
 CHOSEN_MAX: Final = 20_000
 """Feeds that one call may act on: more would hold a request for minutes."""
@@ -156,7 +156,7 @@ class At:
     open_sink: OpenSink
     told: Told = lambda done, total: None
     hid: Callable[[], object] = lambda: None
-    """Hears that another tenant's feed was asked for, which is answered as one that there is not."""
+    """Called when another tenant's feed was asked for; the answer is that there is no such feed."""
 
     def feed(self, name: str) -> Feed:
         """The feed of that name, even while it is being removed. Raises `NotFound`, also for another tenant's."""
@@ -188,8 +188,8 @@ class At:
     def chosen(self, select: Selection) -> list[ChosenFeed]:
         """The feeds of a selection that are the caller's to change.
 
-        Raises `InvalidInput` (nothing says which, or too many), `NotFound` (a name that there is not), and
-        `Forbidden` when a feed or tenant is named that is not the caller's.
+        Raises `InvalidInput` (an empty selection, or too many feeds), `NotFound` (an unknown name), and
+        `Forbidden` when a named feed or tenant is not the caller's.
         """
         if select.is_empty:
             raise InvalidInput("which feeds? name them, or choose them by tenant, match or another key")
@@ -200,7 +200,7 @@ class At:
         for name in select.names:
             tenant = there[name] if name in there else self.own_feed(name).spec.tenant
             self.caller.require_tenant(tenant, f"feed {name!r}")
-        # Another tenant's feeds that match as well are as if they were not there.
+        # Feeds of other tenants that match are skipped, as if they did not exist.
         found = [feed for feed in found if self.caller.sees(feed.tenant)]
         if len(found) > CHOSEN_MAX:
             raise InvalidInput(
@@ -233,7 +233,7 @@ class Verb:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it answers one thing after another, and not all at once."""
+        """Whether it answers with an iterator: a stream of events over HTTP."""
         return get_origin(self.answer) is Iterator
 
     @property
@@ -272,7 +272,7 @@ class Verb:
             caller.require_everything()
 
     def call(self, at: At, arguments: msgspec.Struct) -> Any:
-        """Do it, if the caller may. Raises `Forbidden`, and what the verb raises."""
+        """Call the verb, if the caller may. Raises `Forbidden`, and what the verb raises."""
         self.require(at.caller)
         return self.function(at, **{name: getattr(arguments, name) for name in arguments.__struct_fields__})
 
@@ -330,7 +330,7 @@ def load() -> dict[str, Verb]:
 def query_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Plain arguments as a query string has them: a selection's keys stand beside the others.
 
-    Flags that are not set and lists that are empty are not there at all, as if they were not given.
+    Flags that are not set and empty lists are left out.
     """
     found: dict[str, Any] = {}
     for name, value in {**arguments, **(arguments.get("select") or {})}.items():
@@ -376,7 +376,7 @@ def write_declaration(given: Any) -> Any:
 
 
 def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raises `InvalidInput` for an argument that there is not: it would do nothing, unnoticed."""
+    """Raises `InvalidInput` for an unknown argument: ignored, it would hide a mistake."""
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or f"; known are: {', '.join(known) or 'none'}"
@@ -384,7 +384,7 @@ def check_names(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Raises `InvalidInput` for what PostgreSQL has no value for."""
+    """Raises `InvalidInput` for a value that PostgreSQL cannot hold."""
     if isinstance(value, datetime) and not YEARS[0] <= value < YEARS[1]:
         raise InvalidInput(f"{name}: must lie in the years 1970 to 2999")
 
