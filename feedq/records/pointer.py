@@ -46,6 +46,8 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 _EMPTY: Final = b"{}"
+LEVELS_MAX: Final = 16
+"""Of a document that are read in one pass."""
 NOTHING: Final = msgspec.Raw(b"\0")
 """Stands in a column of JSON texts where a document has nothing: no JSON text holds a NUL."""
 
@@ -150,9 +152,15 @@ class _Node:
             for place in self.places:
                 found[place] = whole
         if self.children:
-            for child, value in zip(self.children.values(), self.members(text)):  # noqa: B905 - as many
+            self._search_members(self._members(text), found)
+
+    def _search_members(self, values: Sequence[Any], found: list[bytes | Missing]) -> None:
+        for child, value in zip(self.children.values(), values):  # noqa: B905 - as many
+            if isinstance(value, msgspec.Raw):
                 if value is not NOTHING:
                     child.search(value, found)
+            elif value is not None:
+                child._search_members(astuple(value), found)
 
     def search_rows(self, rows: Sequence[Row], found: list[Sequence[msgspec.Raw]]) -> None:
         """Find what is pointed at from here on in many texts, of which these are the `members`."""
@@ -172,13 +180,14 @@ class _Node:
                 pass  # one is no object
         return list(map(self._members_of_any, texts))
 
-    def members(self, text: Any) -> Row:
-        """What a JSON text of any kind has for each of the children; `NOTHING` where it has nothing."""
-        if self._decoder is not None:
+    def _members(self, text: Any) -> Sequence[Any]:
+       
+        """What a JSON text of any kind has for each of
+        the children; `NOTHING` where it has nothing. Where pointers only pass through a child, its own members are read with it: of a large text, each level would cost a pass.""" if self._deep_decoder is not None:
             try:
-                return astuple(self._decoder.decode(text))
+                return astuple(self._deep_decoder.decode(text))
             except msgspec.ValidationError:
-                pass  # no object
+                pass  # no object, or one of those within is none
         return self._members_of_any(text)
 
     def _members_of_any(self, text: Any) -> Row:
@@ -205,15 +214,35 @@ class _Node:
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any] | None:
+        struct = self._struct(levels=1)
+        return None if struct is None else msgspec.json.Decoder(struct)
+
+    @cached_property
+    def _deep_decoder(self) -> msgspec.json.Decoder[Any] | None:
+        struct = self._struct(levels=LEVELS_MAX)
+        return None if struct is None else msgspec.json.Decoder(struct)
+
+    def _struct(self, *, levels: int) -> Any:
         """Reads the members of an object that are pointed at; None if one has a name that no field can have: with
         a quote or a backslash."""
-        fields = [(f"m{place}", msgspec.Raw, NOTHING) for place in range(len(self.children))]
+        fields = [
+            (f"m{place}", child._kind(levels=levels - 1), NOTHING)
+            for place, child in enumerate(self.children.values())
+        ]
         names = {f"m{place}": name for place, name in enumerate(self.children)}
         try:
             # Unknown to the cycle collector: it refers to bytes only, and lives for a moment.
-            return msgspec.json.Decoder(msgspec.defstruct("Members", fields, rename=names, gc=False))
+            return msgspec.defstruct("Members", fields, rename=names, gc=False)
         except ValueError:
             return None
+
+    def _kind(self, *, levels: int) -> Any:
+        """As what the value here is read: an object whose members are pointed at, or else its text."""
+        may_be_array = any(index is not None for index in self._indices)
+        if not levels or self.places or may_be_array:
+            return msgspec.Raw
+        struct = self._struct(levels=levels)
+        return msgspec.Raw if struct is None else struct | None
 
     @cached_property
     def _first_elements(self) -> msgspec.json.Decoder[Any]:
