@@ -181,9 +181,12 @@ class _Node:
         return list(map(self._members_of_any, texts))
 
     def _members(self, text: Any) -> Sequence[Any]:
-       
-        """What a JSON text of any kind has for each of
-        the children; `NOTHING` where it has nothing. Where pointers only pass through a child, its own members are read with it: of a large text, each level would cost a pass.""" if self._deep_decoder is not None:
+        """What a JSON text of any kind has for each of the children; `NOTHING` where it has nothing.
+
+        Where pointers only pass through a child, its own members are read with it: of a large text, each level
+        would cost a pass.
+        """
+        if self._deep_decoder is not None:
             try:
                 return astuple(self._deep_decoder.decode(text))
             except msgspec.ValidationError:
