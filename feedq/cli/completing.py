@@ -23,12 +23,12 @@ NAMES_MAX: Final = 200
 CONNECT_TIMEOUT_S: Final = 1
 STATEMENT_TIMEOUT_MS: Final = 500
 QUERIES: Final = {
-    "feed": "SELECT name FROM feedq.feed WHERE removed_at IS NULL AND parent IS NULL AND",
-    "worker": "SELECT DISTINCT name FROM feedq.worker WHERE state <> 'gone' AND",
-    "schedule": "SELECT name FROM feedq.schedule WHERE removed_at IS NULL AND",
-    "tenant": "SELECT DISTINCT tenant AS name FROM feedq.feed WHERE removed_at IS NULL AND tenant <> '' AND",
+    "feed": "SELECT name FROM feedq.feed WHERE removed_at IS NULL AND parent IS NULL",
+    "worker": "SELECT DISTINCT name FROM feedq.worker WHERE state <> 'gone'",
+    "schedule": "SELECT name FROM feedq.schedule WHERE removed_at IS NULL",
+    "tenant": "SELECT DISTINCT tenant AS name FROM feedq.feed WHERE removed_at IS NULL AND tenant <> ''",
 }
-_BEGINNING: Final = " starts_with({column}, %s) ORDER BY 1 LIMIT %s"
+_BEGINNING: Final = "SELECT name FROM ({}) found WHERE starts_with(name, %s) ORDER BY 1 LIMIT %s"
 OPTIONS: Final = {
     "feed": "feed",
     "tenant": "tenant",
@@ -86,27 +86,19 @@ def names(kind: str, beginning: str) -> list[str]:
     """Those that begin so; none when they cannot be asked for at once."""
     # Whatever goes wrong, a shell is not the place to tell it.
     with suppress(Exception):
-        return _asked(_database_url(), kind, beginning)
+        url = _database_url()
+        import psycopg2
+
+        bounded = f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
+        connection = psycopg2.connect(url, connect_timeout=CONNECT_TIMEOUT_S, options=bounded)
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute(_BEGINNING.format(QUERIES[kind]), (beginning, NAMES_MAX))
+            return [str(name) for (name,) in cursor.fetchall()]
     return []
 
 
 def _database_url() -> str:
-    """Of the environment, or of the `feedq up` that runs in this directory."""
+    """That of the environment, or of the `feedq up` that runs in this directory. Raises `KeyError` without one."""
     if "FEEDQ_SERVER" in os.environ:
-        return ""
-    url = os.environ.get("FEEDQ_DATABASE_URL")
-    return url or stack_settings(STACK_DIR).get("FEEDQ_DATABASE_URL", "")
-
-
-def _asked(url: str, kind: str, beginning: str) -> list[str]:
-    if not url:
-        return []
-    import psycopg2
-
-    options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
-    connection = psycopg2.connect(url, connect_timeout=CONNECT_TIMEOUT_S, options=options)
-    with closing(connection), connection.cursor() as cursor:
-        column = "tenant" if kind == "tenant" else "name"
-        sql = QUERIES[kind] + _BEGINNING.format(column=column)
-        cursor.execute(sql, (beginning, NAMES_MAX))
-        return [str(name) for (name,) in cursor.fetchall()]
+        raise KeyError("a server is not asked for names")
+    return os.environ.get("FEEDQ_DATABASE_URL") or stack_settings(STACK_DIR)["FEEDQ_DATABASE_URL"]
