@@ -130,6 +130,7 @@ class CopyPlan(TargetPlan):
         self._encode_quickly = default.encode_quickly if default else self.rows.encode
         self._looking = Detour(*BAD_TEXT if default else ())
         self._table = sql.Identifier(*filter(None, (shape.schema, shape.name)))
+        self._statement = self._copy_into(self._table)
 
     def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
         encode = self._encode_quickly if self._looking.is_over else self._rows.encode
@@ -140,10 +141,10 @@ class CopyPlan(TargetPlan):
         return self._looking.begins(error)
 
     def _send(self, rows: Iterable[bytes]) -> None:
-        self._copy(self._table, rows)
+        self._copy(self._statement, rows)
 
     def land_nothing(self) -> None:
-        self._copy(self._table, ())
+        self._copy(self._statement, ())
 
     def screen(self, suspects: Sequence[SuspectRecord]) -> tuple[Sequence[SuspectRecord], list[DeadRecord]]:
         """Asks the columns' input functions about many records at once.
@@ -193,13 +194,16 @@ class CopyPlan(TargetPlan):
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         return dict(zip(self.columns, self._rows.texts(*suspect), strict=True))
 
-    def _copy(self, table: sql.Identifier, rows: Iterable[bytes]) -> None:
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
-            table, listed(self.columns), sql.SQL("text" if self.target.is_mapped else "binary")
-        )
+    def _copy(self, statement: str, rows: Iterable[bytes]) -> None:
         if not self.target.is_mapped:
             rows = chain((HEADER,), rows, (TRAILER,))
         self.session.copy(statement, rows)
+
+    def _copy_into(self, table: sql.Identifier) -> str:
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
+            table, listed(self.columns), sql.SQL("text" if self.target.is_mapped else "binary")
+        )
+        return self.session.rendered(statement)
 
 
 def listed(columns: Iterable[str]) -> sql.Composed:

@@ -122,7 +122,7 @@ class GroupCommit:
 
     def _find_usable(self, groups: Groups) -> list[FeedWrite]:
         """The writes that are not without hope whatever their records."""
-        wrong = self._session.get_ready(tuple(groups))
+        wrong = self._session.get_ready(groups)
         for target in groups:
             if target.drift is not Drift.IGNORE and target not in wrong:
                 wrong |= self._watch_fields(target, groups[target])

@@ -112,10 +112,6 @@ ACCESS_CHECKS: Final = frozenset({"aclcheck_error", "nextval_internal", "InitTem
 SQLSTATE, and no GRANT would help."""
 RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 """Those to a table."""
-STAGING_TABLES_MAX: Final = 64
-"""Staging tables a session keeps between commits; each is emptied at every commit that touches one."""
-
-
 WRITABLE_KINDS: Final = ("r", "p", "f")
 """Tables, partitioned and foreign ones."""
 
@@ -172,7 +168,6 @@ class CopySource:
 class PostgresSession(SinkSession):
     """A session with PostgreSQL, for one worker in one environment."""
 
-    plan_type = CopyPlan
     head_types = (TEXT, ("bigint",), ("timestamp with time zone",))
     payload_types = PAYLOAD_TYPES
     errors = (psycopg2.Error, SQLAlchemyError)
@@ -212,8 +207,8 @@ class PostgresSession(SinkSession):
         )
 
     def _set_up(self) -> Backend:
-        self._staging_tables: dict[Target, KeyedCopyPlan] = {}
-        self._staging_tables_made = 0
+        self.staging_tables: dict[str, None] = {}
+        """Their names, in the order of their last use."""
         self._driver = self.connection.connection.dbapi_connection
         # As other databases have them: SQLAlchemy's tables are the same for all.
         extras.register_default_json(conn_or_curs=self._driver, loads=str)
@@ -237,6 +232,11 @@ class PostgresSession(SinkSession):
         with self._driver.cursor() as cursor:
             cursor.execute(statement, parameters)
             return cursor.fetchall() if cursor.description is not None else []
+
+    def rendered(self, statement: sql.Composable) -> str:
+        """A statement as it is sent: for one that is run often."""
+        text: str = statement.as_string(self._driver)
+        return text
 
     def change(self, statement: Statement, parameters: Mapping[str, Any]) -> int:
         """Run a statement that returns no rows; returns how many it changed."""
@@ -443,6 +443,10 @@ class PostgresSession(SinkSession):
         return SYSTEM if schema == "information_schema" or schema.startswith("pg_") else None
 
     @classmethod
+    def plan_type(cls, target: Target) -> type[TargetPlan]:
+        return KeyedCopyPlan if target.key else CopyPlan
+
+    @classmethod
     def judge(cls, target: Target, shape: TableShape | None) -> str | None:
         if (why := super().judge(target, shape)) or shape is None:
             return why
@@ -461,42 +465,7 @@ class PostgresSession(SinkSession):
             self.execute(CreateTable(made_table(target)))
         except self.errors as error:
             raise InvalidInput(self.why_uncreated(target, error)) from error
-        if why := self.get_ready([target]).get(target):
-            raise InvalidInput(why)
-        return self.plan(target), True
-
-    def get_ready(self, targets: Collection[Target]) -> dict[Target, str]:
-        """Make sure that targets with a key have their staging tables, too."""
-        wrong = super().get_ready(targets)
-        keyed = [target for target in targets if target.key and target not in wrong]
-        missing = [target for target in keyed if target not in self._staging_tables]
-        if missing and len(self._staging_tables) + len(missing) > STAGING_TABLES_MAX:
-            for target in self._staging_tables.keys() - set(keyed):
-                self.forget(target)
-        for target in missing:
-            self._staging_tables_made += 1
-            plan = KeyedCopyPlan(
-                self,
-                target,
-                self._plans[target].shape,
-                stage=f"feedq_stage_{self._staging_tables_made}",
-            )
-            try:
-                plan.create_staging_table()
-            except psycopg2.Error as error:
-                if self.scope(error) is not ErrorScope.TARGET:
-                    raise
-                why = f"sink.key needs a temporary table: {self.explain(error)}"
-                wish = " or ".join(filter(None, ["leave sink.key out", self.remedy(error)]))
-                wrong[target] = f"table {target.table!r}: {why}; {wish}"
-            else:
-                self._plans[target] = self._staging_tables[target] = plan
-        return wrong
-
-    def forget(self, target: Target) -> None:
-        super().forget(target)
-        if plan := self._staging_tables.pop(target, None):
-            plan.drop_staging_table()
+        return self.inspect(target), True
 
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         numbered = dict(enumerate(targets))

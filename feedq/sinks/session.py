@@ -107,8 +107,6 @@ class AnswerLost(Exception):
 class SinkSession(ABC):
     """A session with a database, for one worker in one environment. Methods raise ``errors``."""
 
-    plan_type: ClassVar[type[TargetPlan]]
-    """How records get into a target."""
     errors: ClassVar[tuple[type[Exception], ...]] = (SQLAlchemyError,)
     """What the driver raises, wrapped or not."""
     undoable: ClassVar[Collection[ErrorScope]] = frozenset({ErrorScope.DATA, ErrorScope.TARGET})
@@ -456,7 +454,7 @@ class SinkSession(ABC):
     # -- targets -------------------------------------------------------------------------------------
 
     def plan(self, target: Target) -> TargetPlan:
-        """How to write to a target that `problems` found nothing wrong with."""
+        """How to write to a target that `get_ready` found nothing wrong with."""
         return self._plans[target]
 
     def inspect(self, target: Target) -> TargetPlan:
@@ -466,9 +464,9 @@ class SinkSession(ABC):
             raise InvalidInput(why)
         return self._plans[target]
 
-    def problems(self, targets: Iterable[Target], *, create: bool) -> dict[Target, str]:
-        """Those that cannot work, and why. With ``create``, tables that are missing and that
-        feedq makes are made."""
+    def get_ready(self, targets: Iterable[Target], *, create: bool = False) -> dict[Target, str]:
+        """Make plans for these targets; returns those that cannot work, and why. With ``create``, tables that are
+        missing and that feedq makes are made."""
         unknown = {target for target in targets if target not in self._plans}
         if not unknown:
             return {}
@@ -485,14 +483,17 @@ class SinkSession(ABC):
                 wrong[target] = why
             elif shape is not None:
                 try:
-                    self._plans[target] = self.plan_type(self, target, shape)
-                except UnreadableRecord as unfit:
-                    wrong[target] = f"table {target.table!r}: {unfit}"
+                    self._plans[target] = self.new_plan(target, shape)
+                except InvalidInput as unfit:
+                    wrong[target] = str(unfit)
         return wrong
 
-    def get_ready(self, targets: Collection[Target]) -> dict[Target, str]:
-        """Make sure that these can be written to now; returns those that cannot, and why."""
-        return self.problems(targets, create=False)
+    def new_plan(self, target: Target, shape: TableShape) -> TargetPlan:
+        """Raises `InvalidInput` for a constant that its column does not take."""
+        try:
+            return self.plan_type(target)(self, target, shape)
+        except UnreadableRecord as unfit:
+            raise InvalidInput(f"table {target.table!r}: {unfit}") from None
 
     def find_changed(self, targets: Collection[Target]) -> list[Target]:
         """Those whose tables have changed since they were inspected. Asked once their rows have been sent, when
@@ -584,19 +585,6 @@ class SinkSession(ABC):
         """Why no records may land in a table of this name; None when they may."""
         return why_nowhere(f"{table.schema}.{table.name}" if table.schema else table.name)
 
-    def why_unmakeable(self, target: Target) -> str | None:
-        """Why a fence could not make the table of this target: it is made in a transaction that never happens, if
-        the database can do that."""
-        try:
-            self.imagine(target)
-        except (InvalidInput, UnreadableRecord) as wrong:
-            return str(wrong)
-        finally:
-            self.rollback()
-            if not self.is_broken:
-                self.forget(target)
-        return None
-
     @abstractmethod
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         """The tables of these targets as they are, for those that exist."""
@@ -604,6 +592,11 @@ class SinkSession(ABC):
     @abstractmethod
     def fingerprints(self, shapes: Sequence[TableShape]) -> Sequence[Any]:
         """The fingerprints that these tables have now; None where one is gone."""
+
+    @classmethod
+    @abstractmethod
+    def plan_type(cls, target: Target) -> type[TargetPlan]:
+        """How records get into a target of this kind."""
 
     @classmethod
     def judge(cls, target: Target, shape: TableShape | None) -> str | None:

@@ -9,14 +9,16 @@ already. So that is tried first, and a violated constraint has the attempt repea
 What was copied until then is dead weight in table and index, so a `Detour` has the groups after it take that way
 at once: a source that repeats itself is not tried over and over.
 
-A staging table lives as long as its session and empties itself at every commit: one made in each transaction would
-churn the system catalog several times a second. A transaction that copies straight never touches it: otherwise its
-commit would empty all staging tables of the session.
+A staging table is made by the first transaction that takes that way. It lives as long as its session and empties
+itself at every commit: one made in each transaction would churn the system catalog several times a second. A
+transaction that copies straight never touches it: otherwise its commit would empty all staging tables of the
+session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg2 import errorcodes, sql
@@ -36,39 +38,28 @@ GOES_STAGED: Final = (
 )
 """Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
 ORDINAL: Final = "feedq_ordinal"
+STAGING_TABLES_MAX: Final = 64
+"""That a session keeps between commits: each is emptied at every commit that touches one."""
+
+
+_numbers: Final = count(1)
+"""Of staging tables."""
 
 
 class KeyedCopyPlan(CopyPlan):
     """A plan for one target with a key, with its staging table."""
 
-    def __init__(self, session: PostgresSession, target: Target, shape: TableShape, *, stage: str) -> None:
+    def __init__(self, session: PostgresSession, target: Target, shape: TableShape) -> None:
         super().__init__(session, target, shape)
         self._by_stage = Detour(*GOES_STAGED)
-        self._staging_table = sql.Identifier("pg_temp", stage)
+        self._stage = f"feedq_stage_{next(_numbers)}"
+        self._staging_table = sql.Identifier("pg_temp", self._stage)
         self._ordinal = ORDINAL
         while self._ordinal in self.columns:
             self._ordinal += "_"
-        self._insert = self._insertion()
-
-    def create_staging_table(self) -> None:
-        columns = [
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
-            for name in self.columns
-        ]
-        # Cached: a number costs a row nothing that could be measured.
-        columns.append(
-            sql.SQL("{} bigint GENERATED ALWAYS AS IDENTITY (CACHE 1000)").format(
-                sql.Identifier(self._ordinal)
-            )
-        )
-        self.session.query(
-            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(
-                self._staging_table, sql.SQL(", ").join(columns)
-            )
-        )
-
-    def drop_staging_table(self) -> None:
-        self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging_table))
+        self._create = session.rendered(self._creation())
+        self._stage_rows = self._copy_into(self._staging_table)
+        self._insert = session.rendered(self._insertion())
 
     def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
         super().land(writes, set_aside)
@@ -88,10 +79,37 @@ class KeyedCopyPlan(CopyPlan):
 
     def _land_staged(self, chunks: Iterable[bytes]) -> None:
         """Copy into the staging table, and insert from there in order of arrival."""
-        # It holds what earlier attempts of this transaction have landed.
-        self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
-        self._copy(self._staging_table, chunks)
+        self.session.query(self._create)
+        self._keep_staging_table()
+        self._copy(self._stage_rows, chunks)
         self.session.query(self._insert)
+
+    def _keep_staging_table(self) -> None:
+        """Drop the one that was used least recently, if the session has too many."""
+        kept = self.session.staging_tables
+        kept.pop(self._stage, None)
+        kept[self._stage] = None
+        if len(kept) > STAGING_TABLES_MAX:
+            kept.pop(oldest := next(iter(kept)))
+            dropped = sql.Identifier("pg_temp", oldest)
+            self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(dropped))
+
+    def _creation(self) -> sql.Composed:
+        columns = [
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
+            for name in self.columns
+        ]
+        # Cached: a number costs a row nothing that could be measured.
+        columns.append(
+            sql.SQL("{} bigint GENERATED ALWAYS AS IDENTITY (CACHE 1000)").format(
+                sql.Identifier(self._ordinal)
+            )
+        )
+        # A transaction that is rolled back takes the table with it. And it holds what earlier attempts of this one
+        # have landed.
+        return sql.SQL(
+            "CREATE TEMP TABLE IF NOT EXISTS {0} ({1}) ON COMMIT DELETE ROWS; DELETE FROM {0}"
+        ).format(self._staging_table, sql.SQL(", ").join(columns))
 
     def _insertion(self) -> sql.Composed:
         updates = self.target.on_conflict is OnConflict.UPDATE

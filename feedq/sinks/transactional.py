@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -26,7 +25,6 @@ from feedq.sinks.base import (
     FeedWrite,
     FenceOutcome,
     FenceRequest,
-    Preview,
     Target,
     Unusable,
     Written,
@@ -87,7 +85,7 @@ class TransactionalSink:
             targets = {request.target for request in requests}
             # A table that was taken away since is made anew, or complained about, before a feed starts.
             session.refresh(targets)
-            wrong = session.problems(targets, create=True)
+            wrong = session.get_ready(targets, create=True)
             unusable: list[FenceOutcome] = [
                 Unusable(request.feed_id, request.epoch, wrong[request.target])
                 for request in requests
@@ -161,14 +159,8 @@ class TransactionalSink:
             return 0
         return self._do(lambda session: session.end_workers(others))
 
-    def preview(self, write: FeedWrite) -> list[Preview]:
-        try:
-            return self._do(partial(preview, write=write))
-        finally:
-            # What the session has learnt about the target was true inside a transaction that never happened.
-            self.close()
-
     check = _on_session(check)
+    preview = _on_session(preview)
     dead_letters = _on_session(dead_letters)
     replay = _on_session(replay)
     drop = _on_session(drop)

@@ -42,10 +42,11 @@ d = dead_letter.c
 
 def check(session: SinkSession, target: Target) -> str | None:
     """Why the target cannot work; None when it can. Writes nothing."""
-    if session.is_yet_to_be_made(target):
-        return session.why_unmakeable(target)
-    session.refresh([target])
-    return session.problems([target], create=False).get(target)
+    try:
+        with _planned(session, target, begins=False):
+            return None
+    except InvalidInput as wrong:
+        return str(wrong)
 
 
 def dead_letters(
@@ -103,21 +104,25 @@ def drop(session: SinkSession, ids: Collection[int], *, judge: Judge = anybody) 
 
 
 def preview(session: SinkSession, write: FeedWrite) -> list[Preview]:
-    """Land each record by itself in a transaction that is rolled back. Raises `InvalidInput`.
+    """Land each record by itself in a transaction that is rolled back. Raises `InvalidInput`."""
+    with _planned(session, write.target, begins=True) as (plan, lands), _explained(session):
+        return [_preview(plan, suspect, lands=lands) for suspect in SuspectRecord.of_writes([write])]
 
-    What the session knows of the target afterwards was true inside that transaction only.
-    """
-    target = write.target
+
+@contextmanager
+def _planned(session: SinkSession, target: Target, *, begins: bool) -> Iterator[tuple[TargetPlan, bool]]:
+    """The plan of a target as it is or, if its table is yet to be made, as it will be, and whether records can be
+    landed there in the transaction that this ``begins``, and rolls back. Raises `InvalidInput`."""
+    is_imagined = session.is_yet_to_be_made(target)
     try:
-        if session.is_yet_to_be_made(target):
-            plan, lands = session.imagine(target)
-        else:
-            plan, lands = session.inspect(target), True
+        plan, lands = session.imagine(target) if is_imagined else (session.inspect(target), True)
+        if begins and not is_imagined:
             session.begin_for_person()
-        with _explained(session):
-            return [_preview(plan, suspect, lands=lands) for suspect in SuspectRecord.of_writes([write])]
+        yield plan, lands
     finally:
         session.rollback()
+        if is_imagined:
+            session.forget(target)
 
 
 def _preview(plan: TargetPlan, suspect: SuspectRecord, *, lands: bool) -> Preview:

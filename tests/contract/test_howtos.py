@@ -164,7 +164,7 @@ def test_the_sink_of_the_page_is_found_by_its_scheme(package: Path) -> None:
 def test_the_suite_refuses_a_sink_that_loses_or_doubles_records(package: Path) -> None:
     text, tests = (package / "journal.py").read_text(), (package / "test_journal.py").read_text()
     for module, statement, instead in (
-        ("losing", "dead.append((suspect, str(unreadable)))", "pass"),
+        ("losing", "set_aside(suspect, str(unreadable))", "pass"),
         (
             "doubling",
             "self.session.execute(insert(self.table), rows)",

@@ -146,7 +146,7 @@ def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: P
 def test_many_keyed_landings_share_a_session(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.postgresql.STAGING_TABLES_MAX", 3)
+    monkeypatch.setattr("feedq.sinks.stagedcopy.STAGING_TABLES_MAX", 3)
     sink = harness.sink()
     targets = [Target(f"dedup_{n}", "text", (), ("payload",)) for n in range(7)]
     for n, target in enumerate(targets):
@@ -242,10 +242,10 @@ def test_new_keys_cost_one_savepoint_and_no_staging_table(harness: PostgresSinkH
     sink.write([write(1, 1, batch(b'{"n": 1}'), target=target)])
     harness.proxy.seen.clear()
     sink.write([write(1, 1, batch(b'{"n": 2}'), target=target)])
-    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["DELETE"]) == (1, 0)
+    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["CREATE"]) == (1, 0)
     harness.proxy.seen.clear()
     sink.write([write(1, 1, batch(b'{"n": 2}', b'{"n": 3}'), target=target)])
-    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["DELETE"]) == (2, 1)
+    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["CREATE"]) == (2, 1)
     assert numbers(harness) == [1, 2, 3]
 
 

@@ -68,7 +68,6 @@ KINDS: Final = {
 class SqlSession(SinkSession):
     """A session whose rows are inserted, with values converted to the types of their columns."""
 
-    plan_type = InsertPlan
     head_types = (TEXT, ("integer",), ("date and time",))
     payload_types = PAYLOAD_TYPES
     driver: ClassVar[str]
@@ -151,6 +150,10 @@ class SqlSession(SinkSession):
     # -- targets -------------------------------------------------------------------------------------
 
     @classmethod
+    def plan_type(cls, target: Target) -> type[TargetPlan]:
+        return InsertPlan
+
+    @classmethod
     def judge(cls, target: Target, shape: TableShape | None) -> str | None:
         if (why := super().judge(target, shape)) or shape is None or cls.upserts_by_key:
             return why
@@ -164,7 +167,7 @@ class SqlSession(SinkSession):
             column.name: _column(column.type.dialect_impl(dialect), not_null=not column.nullable)
             for column in table.c
         }
-        return self.plan_type(self, target, TableShape(table.schema, table.name, columns)), False
+        return self.new_plan(target, TableShape(table.schema, table.name, columns)), False
 
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         if not targets:
