@@ -112,92 +112,63 @@ def serve_beat(
 
 
 def leading(leads: bool) -> Metric:
-    return _gauge(
-        "feedq_beat_leads", "1: this beat is elected and could read the fleet's state", float(leads)
+    return GaugeMetricFamily(
+        "feedq_beat_leads", "1: this beat is elected and could read the fleet's state", value=float(leads)
     )
-
-
-def _unmet(reading: FleetReading) -> Metric:
-    feeds = {kind.value: reading.unmet.get(kind, 0) for kind in Expectation}
-    about = "Feeds that are not as expected, by what is unmet"
-    return _gauge_by("expectation", "feedq_feeds_unmet", about, feeds)
 
 
 def fleet_families(reading: FleetReading) -> Iterator[Metric]:
     """The metrics of the fleet as a whole."""
-    numbers, jobs = summary(reading.tallies, reading.workers), reading.jobs
-    yield _gauge_by(
-        "status", "feedq_feeds", "Feeds, by status", {s.value: numbers.by_status.get(s, 0) for s in Status}
-    )
-    yield _gauge_by(
-        "reason",
-        "feedq_feeds_unplaced",
-        "Feeds without a worker, by reason",
-        {reason.value: numbers.waiting.get(reason, 0) for reason in UNPLACED_REASONS},
-    )
-    yield _unmet(reading)
-    yield _gauge(
-        "feedq_feeds_dead_lettering",
-        "Feeds with dead letters, the latest of them refused within a day",
-        sum(tally.refused for tally in reading.tallies),
-    )
-    yield from _workers(numbers, reading.workers)
-    if reading.state.pass_age_s is not None:
-        yield _gauge(
-            "feedq_reconcile_age_seconds", "Since a reconcile pass last finished", reading.state.pass_age_s
-        )
-    yield _gauge_by(
-        "state", "feedq_schedules", "Schedules, by state", {"active": jobs.active, "paused": jobs.paused}
-    )
-    yield _gauge("feedq_schedules_tripped", "Schedules that failures in a row have paused", len(jobs.tripped))
-    yield _gauge(
-        "feedq_schedule_overdue_seconds",
-        "Since the first tick fell due that nobody has fired; 0: there is none",
-        jobs.overdue_s or 0.0,
-    )
-    yield _gauge_by(
-        "state", "feedq_runs", "Runs, by state", {"waiting": jobs.waiting, "running": jobs.running}
-    )
-    yield _gauge("feedq_runs_late", "Runs that are due and have not begun", jobs.due)
-    yield _gauge(
-        "feedq_run_late_seconds",
-        "How long the first of them has been due; 0: there is none",
-        jobs.oldest_due_s or 0.0,
-    )
+    fleet = summary(reading.tallies, reading.workers)
+    for label, name, about, values in _numbers_by(reading, fleet):
+        family = GaugeMetricFamily(name, about, labels=[label])
+        for key, number in values.items():
+            family.add_metric([key], number)
+        yield family
+    for name, about, value in _numbers(reading, fleet):
+        if value is not None:
+            yield GaugeMetricFamily(name, about, value=value)
 
 
-def _workers(numbers: Overview, workers: Sequence[WorkerView]) -> Iterator[Metric]:
-    states = {
-        "serving": numbers.serving,
-        "cordoned": numbers.cordoned,
-        "drained": numbers.drained,
-        "draining": numbers.draining,
-    }
-    yield _gauge_by("state", "feedq_workers", "Workers, by state", states)
-    yield _gauge("feedq_fleet_capacity", "Feeds that the serving workers hold at most", numbers.capacity)
-    yield _gauge(
-        "feedq_fleet_utilisation_ratio",
-        "Feeds that the serving workers hold, as a part of their capacity",
-        numbers.utilisation or 0.0,
-    )
-    yield _gauge(
-        "feedq_feeds_lacking_after_loss",
-        "Feeds for which there would be no place once the worker is lost whose loss is the hardest",
-        numbers.lacking_after_loss,
-    )
-    yield _gauge(
+def _numbers(reading: FleetReading, fleet: Overview) -> Iterator[tuple[str, str, float | None]]:
+    """Name, documentation and value of each metric without a label; None: there is nothing to say."""
+    jobs = reading.jobs
+    about = "Feeds with dead letters, the latest of them refused within a day"
+    yield "feedq_feeds_dead_lettering", about, sum(tally.refused for tally in reading.tallies)
+    yield "feedq_fleet_capacity", "Feeds that the serving workers hold at most", fleet.capacity
+    about = "Feeds that the serving workers hold, as a part of their capacity"
+    yield "feedq_fleet_utilisation_ratio", about, fleet.utilisation or 0.0
+    about = "Feeds for which there would be no place once the worker is lost whose loss is the hardest"
+    yield "feedq_feeds_lacking_after_loss", about, fleet.lacking_after_loss
+    about = "Since the last heartbeat of the worker that was heard of the longest ago; 0: there is no worker"
+    yield (
         "feedq_oldest_heartbeat_seconds",
-        "Since the last heartbeat of the worker that was heard of the longest ago; 0: there is no worker",
-        max((view.heartbeat_age_s for view in workers), default=0.0),
+        about,
+        max((w.heartbeat_age_s for w in reading.workers), default=0.0),
     )
+    about = "Since a reconcile pass last finished"
+    yield "feedq_reconcile_age_seconds", about, reading.state.pass_age_s
+    yield "feedq_schedules_tripped", "Schedules that failures in a row have paused", len(jobs.tripped)
+    about = "Since the first tick fell due that nobody has fired; 0: there is none"
+    yield "feedq_schedule_overdue_seconds", about, jobs.overdue_s or 0.0
+    yield "feedq_runs_late", "Runs that are due and have not begun", jobs.due
+    about = "How long the first of them has been due; 0: there is none"
+    yield "feedq_run_late_seconds", about, jobs.oldest_due_s or 0.0
 
 
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, documentation, value=value)
-
-
-def _gauge_by(label: str, name: str, documentation: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, documentation, labels=[label])
-    for value, amount in values.items():
-        family.add_metric([value], amount)
-    return family
+def _numbers_by(
+    reading: FleetReading, fleet: Overview
+) -> Iterator[tuple[str, str, str, Mapping[str, float]]]:
+    """Label, name, documentation and values of each metric with a label."""
+    jobs = reading.jobs
+    by_status = {status.value: fleet.by_status.get(status, 0) for status in Status}
+    yield "status", "feedq_feeds", "Feeds, by status", by_status
+    waiting = {reason.value: fleet.waiting.get(reason, 0) for reason in UNPLACED_REASONS}
+    yield "reason", "feedq_feeds_unplaced", "Feeds without a worker, by reason", waiting
+    unmet = {kind.value: reading.unmet.get(kind, 0) for kind in Expectation}
+    yield "expectation", "feedq_feeds_unmet", "Feeds that are not as expected, by what is unmet", unmet
+    workers = {state: getattr(fleet, state) for state in ("serving", "cordoned", "drained", "draining")}
+    yield "state", "feedq_workers", "Workers, by state", workers
+    schedules = {"active": jobs.active, "paused": jobs.paused}
+    yield "state", "feedq_schedules", "Schedules, by state", schedules
+    yield "state", "feedq_runs", "Runs, by state", {"waiting": jobs.waiting, "running": jobs.running}
