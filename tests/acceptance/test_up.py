@@ -18,7 +18,7 @@ import termios
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,12 +50,14 @@ def is_running(process: psutil.Process) -> bool:
 class Up:
     """A `feedq up` in a process of its own."""
 
-    def __init__(self, data_dir: Path, *options: str, env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self, data_dir: Path, *options: str, env: Mapping[str, str], cwd: Path, feedq: Sequence[str] = FEEDQ
+    ) -> None:
         self.data_dir, self.env = data_dir, dict(env)
         self._log = data_dir.with_suffix(".out")
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*FEEDQ, "up", "--data-dir", str(data_dir), *options],
+                [*feedq, "up", "--data-dir", str(data_dir), *options],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env=self.env, cwd=cwd, start_new_session=True,
             )  # fmt: skip
@@ -145,8 +147,8 @@ def directory() -> Iterator[Path]:
 
 
 @contextmanager
-def running(where: Path, *options: str, **settings: str) -> Iterator[Up]:
-    up = Up(where / "data", *options, env={**plain_env(), **settings}, cwd=where)
+def running(where: Path, *options: str, feedq: Sequence[str] = FEEDQ, **settings: str) -> Iterator[Up]:
+    up = Up(where / "data", *options, env={**plain_env(), **settings}, cwd=where, feedq=feedq)
     try:
         yield up
     finally:
