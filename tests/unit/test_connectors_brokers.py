@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paho.mqtt.client import Client
 
-from feedq.connectors.base import BOUNDLESS, parse_options
+from feedq.connectors.base import BOUNDLESS, Room, parse_options
 from feedq.connectors.messages import Inbox, enclose, name_at_source
 from feedq.connectors.mqtt.connector import MqttOptions, unshared
 from feedq.connectors.nats.client import NatsMessage
@@ -235,10 +235,16 @@ def test_a_work_queue_begins_with_what_is_left(position: NatsCursor | None, deli
 class Asked:
     """The requests that were published."""
 
-    def __init__(self, messages: int = 10) -> None:
+    def __init__(self, messages: int = 10, room: Room = BOUNDLESS) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.pulls = Pulls(
-            self.publish, subject="NEXT", inbox="IN", messages=messages, bytes_max=1000, heartbeat_s=0.5
+            self.publish,
+            subject="NEXT",
+            inbox="IN",
+            messages=messages,
+            bytes_max=1000,
+            heartbeat_s=0.5,
+            room=room,
         )
 
     def publish(self, subject: str, body: bytes, reply: str) -> None:
@@ -269,6 +275,38 @@ def test_it_asks_anew_when_half_has_come() -> None:
     asked.pulls.ask()
     assert asked.batches == [10, 5]
     assert asked.pulls.asked == 10
+
+
+def test_what_was_asked_for_takes_room_until_it_has_come_or_the_request_has_ended() -> None:
+    budget = InflightBudget(100_000)
+    one, two, three = (Asked(1000, budget) for _ in range(3))
+    for each in (one, two, three):
+        each.pulls.ask()
+    assert one.batches == [64], "few at first"
+    assert two.batches[0] < 64, "no more than there is room for"
+    assert three.batches == [1], "in a full worker one, or it would starve"
+    taken = budget.bytes
+    one.pulls.arrived(30_000)
+    assert budget.bytes < taken, "whoever holds the message takes room for it now"
+    two.pulls.handle(status("408", "Request Timeout", "IN.1"))
+    one.pulls.close()
+    three.pulls.close()
+    three.pulls.close()
+    assert budget.bytes == 0
+
+
+def test_a_feed_whose_messages_come_asks_for_more_and_one_without_for_fewer_again() -> None:
+    asked = Asked(1000)
+    for _ in range(2000):
+        asked.pulls.ask()
+        asked.pulls.arrived(100)
+    assert asked.batches[0] == 64
+    assert 500 <= max(asked.batches) <= 1000
+    for number in range(len(asked.requests) + 1, len(asked.requests) + 9):
+        asked.pulls.close()
+        asked.pulls.ask()
+        asked.pulls.handle(status("408", "Request Timeout", f"IN.{number}"))
+    assert asked.batches[-1] == 64
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class NatsOptions(MessageOptions):
     max_unacknowledged: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
     """Messages that may wait to be committed before the server sends no more."""
     batch_messages: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    """Messages that are asked for ahead."""
+    """Messages that are asked for ahead at most: fewer while few come, or while the worker has little memory."""
 
     def check_cursor(self, cursor: JSON) -> None:
         if NatsCursor.of(cursor) is None:
@@ -182,6 +182,7 @@ class NatsConnector:
             FeedMisconfigured: refused credentials or permission, no such stream, a payload over the limit.
         """
         client: NatsClient | None = None
+        reading: Reading | None = None
         try:
             async with bounded(self._location, self._options.connect_timeout_s):
                 client = await self._open()
@@ -195,6 +196,8 @@ class NatsConnector:
                 if taken.failure is not None:
                     raise taken.failure
         finally:
+            if reading is not None:
+                reading.close()
             if client is not None:
                 await self._leave(client)
 
@@ -292,6 +295,7 @@ class NatsConnector:
             messages=options.batch_messages,
             bytes_max=bytes_max,
             heartbeat_s=min(HEARTBEAT_S_MAX, idle_timeout_s / HEARTBEATS_MISSED or HEARTBEAT_S_MAX),
+            room=self._context.room,
         )
         # What may wait is bounded by what is asked for. A server that sends more ends the connection, and nothing
         # is lost by that: it is asked for again.

@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from feedq.connectors.base import Context, log_gap
+from feedq.connectors.base import BOUNDLESS, Context, Room, log_gap
 from feedq.connectors.messages import (
     Acknowledgements,
     MessageOptions,
@@ -254,6 +254,10 @@ _STILL_THERE: Final = ("maxbytes", "batch completed")
 """In a conflict that ends the request and nothing else."""
 MESSAGE_BYTES: Final = 512
 """What a message takes beside its payload, so that many small ones are bounded too."""
+FIRST_MESSAGES: Final = 64
+"""What a feed asks for at first, and when nothing has come for long."""
+AVERAGED_MESSAGES: Final = 16
+"""Of which the average size is taken."""
 SAID_CHARACTERS_MAX: Final = 300
 AT_NS_MAX: Final = 2**63
 """Of a time as servers count it: in the year 2262."""
@@ -268,12 +272,28 @@ class ConsumerLost:
     said: str
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request under way."""
+
+    left: int
+    """How many messages are to come."""
+    message_bytes: int
+    """What each of them takes of the worker's memory until then."""
+    is_untouched: bool = True
+    """Whether nothing has come."""
+
+
 class Pulls:
     """The requests of one consumer: each names how many messages and bytes may be sent in answer.
 
     Two are under way at most, so that the source never waits for a round trip; they are answered one after the
     other. A request ends when all it asked for has come, or with a status message that goes to an inbox of its
     own. While it waits the server sends heartbeats: so a consumer that is gone is told from one that has nothing.
+
+    What was asked for is on its way, and nobody can stop it: it takes room from the worker's memory until it has
+    come, as much as messages have taken so far. So a feed asks for few messages at first, and for more while they
+    come. In a full worker it asks for one.
     """
 
     def __init__(
@@ -285,8 +305,9 @@ class Pulls:
         messages: int,
         bytes_max: int,
         heartbeat_s: float,
+        room: Room = BOUNDLESS,
     ) -> None:
-        """``inbox`` is a prefix: each request adds its number."""
+        """``inbox`` is a prefix: each request adds its number. ``messages`` are under way at most."""
         self._publish = publish
         self._subject = subject
         self.inbox = inbox
@@ -298,37 +319,53 @@ class Pulls:
             "expires": int(EXPIRES_S * NANOSECONDS),
             "idle_heartbeat": int(heartbeat_s * NANOSECONDS),
         }
-        self._left: dict[str, int] = {}
-        """Of each request under way, in the order in which they were made, how many messages are to come."""
-        self._untouched: set[str] = set()
-        """Those of them to which nothing has come."""
+        self._room = room
+        self._window = min(messages, FIRST_MESSAGES)
+        """How many messages may be under way now."""
+        self._message_bytes = float(2 * MESSAGE_BYTES)
+        """What one takes, on average."""
+        self._requests: dict[str, _Request] = {}
+        """Those under way, in the order in which they were made."""
         self._number = 0
 
     @property
     def asked(self) -> int:
         """How many messages may come."""
-        return sum(self._left.values())
+        return sum(request.left for request in self._requests.values())
 
-    def ask(self, *, sparingly: bool = False) -> None:
-        """See to it that at least half of the messages that may be asked for are; ``sparingly``, that one is."""
-        messages = 1 if sparingly else self._messages
+    def ask(self) -> None:
+        """See to it that at least half of the messages that may be asked for are."""
+        size = int(self._message_bytes)
+        messages = max(1, min(self._window, self._room.left // size))
         if 2 * self.asked <= messages:
             self._number += 1
             reply = f"{self.inbox}.{self._number}"
             wanted = messages - self.asked
-            self._left[reply] = wanted
-            self._untouched.add(reply)
+            self._requests[reply] = _Request(wanted, size)
+            self._room.take(wanted * size)
             self._publish(self._subject, msgspec.json.encode({**self._template, "batch": wanted}), reply)
 
-    def arrived(self) -> None:
-        """A message came; the oldest request is served first."""
-        for reply, left in self._left.items():
-            self._untouched.discard(reply)
-            if left > 1:
-                self._left[reply] = left - 1
-            else:
-                del self._left[reply]
+    def arrived(self, size: int = 0) -> None:
+        """A message of this size came; the oldest request is served first."""
+        self._message_bytes += (size + MESSAGE_BYTES - self._message_bytes) / AVERAGED_MESSAGES
+        for reply, request in self._requests.items():
+            self._room.give_back(request.message_bytes)
+            request.left, request.is_untouched = request.left - 1, False
+            if not request.left:
+                del self._requests[reply]
+                self._window = min(2 * self._window, self._messages)
             return
+
+    def close(self) -> None:
+        """Nothing of it comes any more. May be repeated."""
+        for reply in list(self._requests):
+            self._end(reply)
+
+    def _end(self, reply: str) -> _Request | None:
+        request = self._requests.pop(reply, None)
+        if request is not None:
+            self._room.give_back(request.left * request.message_bytes)
+        return request
 
     def handle(self, status: NatsMessage) -> ConsumerLost | None:
         """What a status message means for the requests; the trouble if it is more than the end of one."""
@@ -337,9 +374,10 @@ class Pulls:
         if code == HEARTBEAT:
             return None
         if code in ENDED or (code == CONFLICT and any(text in said.lower() for text in _STILL_THERE)):
-            self._left.pop(status.subject, None)
-            is_untouched = status.subject in self._untouched
-            self._untouched.discard(status.subject)
+            request = self._end(status.subject)
+            is_untouched = request is not None and request.is_untouched
+            if is_untouched:
+                self._window = max(self._window // 2, min(self._messages, FIRST_MESSAGES))
             # With all of its room left, a message did not fit into the request: it fits into none.
             is_too_large = is_untouched and "exceeds maxbytes" in said.lower()
             return ConsumerLost(code, said) if is_too_large else None
@@ -414,7 +452,7 @@ class Reading:
         """Called for whatever the consumer sends."""
         self._heard_at = asyncio.get_running_loop().time()
         if message.reply.startswith(_ACK):
-            self._pulls.arrived()
+            self._pulls.arrived(len(message.payload))
             self._client.inbox.put(message, size=len(message.payload) + MESSAGE_BYTES)
             if self._client.inbox.size > self._held_bytes_max + self._options.max_record_bytes:
                 self._client.fail(SourceUnavailable(f"{self._where}: more was received than asked for"))
@@ -431,7 +469,7 @@ class Reading:
         if not self._pulls.asked:
             # While nothing was asked for it was we who did not listen.
             self._heard_at = loop.time()
-        self._pulls.ask(sparingly=self._context.room.left <= 0)
+        self._pulls.ask()
         while True:
             try:
                 async with asyncio.timeout_at(self._heard_at + self._pulls.silence_s):
@@ -454,6 +492,10 @@ class Reading:
             )
         hint = "; has this feed moved to another worker?" if "deleted" in said else ""
         return SourceUnavailable(f"{self._where}: the consumer is gone: {said}{hint}")
+
+    def close(self) -> None:
+        """Nothing more is read. May be repeated."""
+        self._pulls.close()
 
     # -- out -----------------------------------------------------------------------------------------------
 
