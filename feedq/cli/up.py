@@ -82,7 +82,8 @@ def up(
 
     check_settings()  # what is wrong with them should not take a start to find out
     stack = LocalStack(DataDir(data_dir, port_base=port_base), _reporter(as_json=invocation.json))
-    with stack.data_dir.held(), _stopped_by_signals(stack):
+    with stack.data_dir.held():
+        _count_signals(stack)
         try:
             with closing(stack.start_servers()) as store:
                 if with_demo:
@@ -123,20 +124,14 @@ def env(invocation: Invocation, *, data_dir: Path) -> None:
     answer(invocation, settings, lambda: sys.stdout.writelines(lines))
 
 
-@contextmanager
-def _stopped_by_signals(stack: LocalStack) -> Iterator[None]:
-    """Counts Ctrl-C, SIGTERM and a closed terminal as requests to stop, instead of dying of them."""
+def _count_signals(stack: LocalStack) -> None:
+    """From here on, Ctrl-C, SIGTERM and a closed terminal are requests to stop, and do not end the process."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stack.stop_requests += 1
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
 
 
 def _reporter(*, as_json: bool) -> Callable[[Mapping[str, str]], None]:
