@@ -331,6 +331,18 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "if not self._failures:",
         ),
     ),
+    ("tests/contract/test_sink_postgresql_records.py",): (
+        (
+            "default rows are never looked at, whatever the server has refused",
+            "Detour(*BAD_TEXT if default else ())",
+            "Detour()",
+        ),
+        (
+            "a flood of bad records is sorted out in everybody's transaction",
+            "(0 if postpones_refused else SET_ASIDE_MAX) if briefly else None",
+            "0 if postpones_refused and briefly else None",
+        ),
+    ),
     ("tests/contract/test_sink_tables.py",): (
         (
             "a table that has changed is written as it was",
