@@ -20,7 +20,7 @@ from celery.utils.nodenames import anon_nodename
 from feedq.control import reconcile as control
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.limits import AFTER_FAST_PATH_S, DISPATCH_TIMEOUT_S, MESSAGES_AT_ONCE, messages_wait_s
-from feedq.core.model import Assignment, FeedKey, Reason
+from feedq.core.model import Assignment, FeedKey
 from feedq.core.roles import AccessRole, Caller
 from feedq.errors import FeedqError
 from feedq.settings import settings
@@ -38,8 +38,6 @@ RECONCILE_EXPIRES_S = 60
 longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
 FAILED_AGAIN_S = 1.0
 """How soon another pass is asked for after one that failed."""
-SETTLING_POLL_S = 0.25
-SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """The number of tries while another pass is under way, two seconds of waiting; if that one takes longer still,
@@ -111,32 +109,24 @@ def run_reconcile(*, placing_only: bool = False) -> str:
     """Make one reconcile pass, here and now; the watchdog calls it, too. Never raises for a server that is
     away."""
 
-    def make() -> control.PassReport | None:
-        return control.reconcile(
-            store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW, placing_only=placing_only
-        )
-
     try:
-        report = make()
-        tries = 1
-        while report is None and tries < PASS_TRIES:
+        for _ in range(PASS_TRIES):
+            report = control.reconcile(
+                store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW, placing_only=placing_only
+            )
+            if report is not None:
+                break
             # The pass under way may have begun too early for what we were woken for: ours comes after it.
             sleep(PASS_WAIT_S)
-            report = make()
-            tries += 1
-        for _ in range(SETTLING_POLLS):
-            if report is None or set(report.unplaced) != {Reason.SETTLING}:
-                break
-            # A fleet that starts cold: try again until it has settled. If that takes longer, the beat sees it.
-            sleep(SETTLING_POLL_S)
-            report = make()
-        if report is not None and report.can_wait:
-            wake_later(AFTER_FAST_PATH_S)
+        else:
+            return "another pass is under way"
     except FeedqError as error:
         logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
         wake_later(FAILED_AGAIN_S)
         return f"failed: {error}"
-    return "another pass is under way" if report is None else f"assigned {len(report.assignments)}"
+    if report.can_wait:
+        wake_later(AFTER_FAST_PATH_S)
+    return f"assigned {len(report.assignments)}"
 
 
 def _later(seconds: float, function: Callable[..., None], *args: object) -> None:
