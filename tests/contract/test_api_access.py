@@ -13,7 +13,7 @@ from tornado.httputil import HTTPHeaders
 from feedq.api.authentication import RefusalLog, is_from_here
 from feedq.api.endpoint import Endpoint
 from feedq.control.store.history import EventFilter
-from feedq.core.model import Event
+from feedq.core.model import BACKFILL_SUFFIX, Event, FeedBackfill
 from feedq.core.roles import AccessRole
 from feedq.errors import Conflict
 from feedq.settings import Settings
@@ -125,6 +125,12 @@ def test_a_viewer_of_a_tenant_sees_its_feeds_and_no_others(acme: ApiClient, endp
     assert acme.json("/feeds", params={"tenant": "beta"})["items"] == []
     assert acme.json("/feeds/acme%2Fa")["view"]["feed"]["spec"]["name"] == "acme/a"
     assert {event["feed"] for event in acme.json("/events")["items"]} == {"acme/a"}
+    store = endpoint.at.store
+    for name in ("acme/a", "beta/b"):
+        feed = store.feeds.get(name)
+        child = feed.spec.model_copy(update={"name": f"{name}{BACKFILL_SUFFIX}"})
+        store.backfills.begin(feed, child, FeedBackfill(feed.id, 1, 5))
+    assert [one["name"] for one in acme.json("/backfills")["items"]] == ["acme/a"]
     hidden, missing = acme.get("/feeds/beta%2Fb"), acme.get("/feeds/beta%2Fnone")
     assert hidden.status_code == missing.status_code == 404
     assert hidden.json()["detail"] == missing.json()["detail"].replace("beta/none", "beta/b")
