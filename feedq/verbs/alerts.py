@@ -54,7 +54,7 @@ class AlertTarget:
 
     def send(self, title: str, body: str, *, good: bool) -> None:
         """Blocks for `alert_sending.SEND_S` at most. Raises `FeedqError` when the message was not taken."""
-        alert_sending.send(self.url, title, body, good=good, shown=self.shown, limit_s=alert_sending.SEND_S)
+        alert_sending.send(self.url, title, body, good=good, shown=self.shown)
 
 
 def targets_of(s: Settings) -> list[AlertTarget]:
