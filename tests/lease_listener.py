@@ -13,6 +13,7 @@ from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import Action
 from feedq.settings import Settings
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
+from feedq.worker.notifications import Notifications
 
 _HEARD: dict[type[object], str] = {
     actions.BeginSession: "registered",
@@ -33,17 +34,24 @@ class RecordingListener:
         self.workers = 0
         self.stalled = 0.0
         self._keeper: LeaseKeeper
+        self.notifications: Notifications
+        """Of the keeper that was made last: a lease client that has them listens for its worker."""
 
     def make_keeper(self, store: PostgresStore, settings: Settings, clock: Clock) -> LeaseKeeper:
         core = WorkerCore(settings, rng=Random(1), now=clock.monotonic())
+        driver = CoreDriver(core, self._perform)
+        self.notifications = Notifications(
+            store, driver, clock=clock, on_heard=lambda reasons: self._keeper.heard(reasons)
+        )
         self._keeper = LeaseKeeper(
             store,
-            CoreDriver(core, self._perform),
+            driver,
             lambda: store.workers.register(describe(), ttl_s=settings.ttl_s),
             settings=settings,
             clock=clock,
             load=Load,
             stalled_s=lambda: self.stalled,
+            on_registered=self.notifications.follow,
             on_answer=self._answered,
         )
         return self._keeper

@@ -1,7 +1,8 @@
 """The lease client: one thread that talks to the control database about feeds, for the whole worker.
 
 Runners and the pool drop requests here and go on; the lease client takes whatever has gathered and makes one
-statement of it: a thousand claims are one round trip. A database that is away is asked again with the same
+statement of it: a thousand claims are one round trip. With nothing to ask, it waits for notifications of what
+there is to ask for (`feedq.worker.notifications`). A database that is away is asked again with the same
 requests, which match an epoch and are therefore harmless when they come late.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from threading import Condition, Event
+from threading import Event, Lock
 from time import monotonic
 from typing import TypeAlias, TypeVar
 from uuid import UUID
@@ -22,6 +23,7 @@ from feedq.core.model import Claim, FeedKey, Progress, Release
 from feedq.errors import FeedqError, Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
+from feedq.worker.notifications import Notifications
 
 GROUP_MAX = 2_000
 """Requests a statement."""
@@ -66,10 +68,12 @@ class LeaseClient:
         *,
         on_claimed: OnClaimed,
         on_lost: Callable[[list[FeedKey]], None],
+        notifications: Notifications,
     ) -> None:
         self._store = store
         self._on_claimed, self._on_lost = on_claimed, on_lost
-        self._asked = Condition()
+        self._notifications = notifications
+        self._asked = Lock()
         self._group = _Group()
         """What was asked since the thread last looked."""
         self._unheard: dict[FeedKey, tuple[UUID, Progress]] = {}
@@ -88,12 +92,12 @@ class LeaseClient:
     def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> None:
         with self._asked:
             self._group.claims.setdefault(worker_id, []).extend(keys)
-            self._asked.notify()
+        self._notifications.wake()
 
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> None:
         with self._asked:
             self._group.releases.setdefault(worker_id, []).extend(releases)
-            self._asked.notify()
+        self._notifications.wake()
 
     def do(self, call: StoreCall) -> None:
         """Run something else that talks to the store, before the claims and releases that have not been sent yet.
@@ -102,7 +106,7 @@ class LeaseClient:
         """
         with self._asked:
             self._group.calls.append(call)
-            self._asked.notify()
+        self._notifications.wake()
 
     def report(self, worker_id: UUID, progress: list[Progress]) -> None:
         """Tell how feeds fare; before any release that is asked for afterwards."""
@@ -112,7 +116,7 @@ class LeaseClient:
                 if one.key in batches[-1]:
                     batches.append({})
                 batches[-1][one.key] = one
-            self._asked.notify()
+        self._notifications.wake()
 
     def stop(self, *, timeout_s: float, farewell: StoreCall | None = None) -> None:
         """Do what is queued and then ``farewell``, if that is possible in time, and end.
@@ -120,9 +124,8 @@ class LeaseClient:
         With the database away, at once.
         """
         self._farewell = farewell
-        with self._asked:
-            self._closing.set()
-            self._asked.notify()
+        self._closing.set()
+        self._notifications.wake()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._stopping.set()
@@ -130,6 +133,12 @@ class LeaseClient:
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._notifications.close()
+
+    def _serve(self) -> None:
         while not self._stopping.is_set():
             note_turn()
             group = self._gather()
@@ -157,10 +166,10 @@ class LeaseClient:
         """Take what was asked, and after several claims in a row what is asked within a moment more. None: there
         is nothing left to do."""
         with self._asked:
-            self._asked.wait_for(
-                lambda: not self._group.is_empty or self._closing.is_set(),
-                timeout=TURN_S,
-            )
+            must_wait = self._group.is_empty and not self._closing.is_set()
+        if must_wait:
+            self._notifications.wait(TURN_S)
+        with self._asked:
             if self._unheard and monotonic() >= self._busy_at + BUSY_S:
                 for key, (worker_id, unheard) in self._unheard.items():
                     self._group.reports.setdefault(worker_id, [{}]).insert(0, {key: unheard})
@@ -222,7 +231,7 @@ class LeaseClient:
                     self._stopping.set()
                     return False
                 away = True
-                self._stopping.wait(RETRY_S / 5 if self._closing.is_set() else RETRY_S)
+                self._pause(RETRY_S / 5 if self._closing.is_set() else RETRY_S)
             except FeedqError as error:
                 logger.error(LogEvent.UNEXPECTED, where="lease client", error=str(error))
                 return False
@@ -232,6 +241,12 @@ class LeaseClient:
             else:
                 return True
         return False
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, and notice meanwhile if the session is lost on which the worker is notified."""
+        until = monotonic() + seconds
+        while not self._stopping.is_set() and (left_s := until - monotonic()) > 0:
+            self._notifications.wait(left_s)
 
 
 def batched(items: Iterable[T]) -> Iterator[list[T]]:

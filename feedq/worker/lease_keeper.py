@@ -1,12 +1,9 @@
-"""Keeps the leases of a worker: the threads that talk to the control database on behalf of the worker core.
+"""Keeps the lease of a worker: sends heartbeats on a thread and a session of their own.
 
-Two threads, neither of them the event loop's, so that feed code cannot hold them up:
-
-* *keeper* sends the heartbeat and, between two, watches its connection to the database for a break;
-* *listener* waits on a second connection for notifications: of a stop request, or of feeds to claim.
-
-Either may be stuck in a call to a database that does not answer. So it is a duty of the watch
-(`feedq.worker.watch`) to tell the core that time has passed, above all that the trust window has ended.
+The thread is not the event loop's, so that code of feeds cannot hold it up, and does nothing else that could.
+Between two heartbeats it watches its session for a break. It may be stuck in a call to a database that does not
+answer; so it is a duty of the watch (`feedq.worker.watch`) to tell the core that time has passed, above all that
+the trust window has ended.
 
 What follows from all they find is decided by `feedq.core.worker`.
 """
@@ -19,10 +16,10 @@ from typing import ParamSpec, Protocol
 
 from feedq.control.store.channels import NotifyReason
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.worker_session import Listener, WorkerSession
+from feedq.control.store.worker_session import WorkerSession
 from feedq.core.clock import Clock
 from feedq.core.model import Heartbeat, Load, Worker
-from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
+from feedq.core.worker import RETRY_FIRST_S, WorkerCore
 from feedq.core.worker_actions import Action
 from feedq.errors import FeedqError, Unavailable
 from feedq.settings import Settings
@@ -60,6 +57,12 @@ class CoreDriver:
             if self.core.wakes_at() < before:
                 self._woken.set()
 
+    def lost(self, which: str, error: Exception, *, now: float) -> None:
+        """Report that a connection to the database was lost."""
+        if which in self.core.live_connections:
+            logger.warning(LogEvent.SESSION_LOST, session=which, error=str(error))
+        self.tell(self.core.connection_lost, which, now=now)
+
 
 class SessionObserver(Protocol):
     """Hears of the worker session, for whoever else lives under it. Called from other threads; must not block."""
@@ -72,7 +75,7 @@ class SessionObserver(Protocol):
 
 
 class LeaseKeeper:
-    """The threads of one worker process that keep its lease, through as many worker sessions as it takes."""
+    """Keeps the lease of one worker process, through as many worker sessions as it takes."""
 
     def __init__(
         self,
@@ -84,14 +87,16 @@ class LeaseKeeper:
         clock: Clock,
         load: Callable[[], Load],
         stalled_s: Callable[[], float],
+        on_registered: Callable[[Worker], None],
         on_answer: Callable[[Heartbeat], None],
     ) -> None:
         """``register`` begins a worker session, ``load`` is what each heartbeat says, ``stalled_s`` for how long
-        the worker has stood still although it could have turned, ``on_answer`` hears what each answer says beside
-        what the core decides by."""
+        the worker has stood still although it could have turned. ``on_registered`` hears of each worker session,
+        and ``on_answer`` what each answer says beside what the core decides by."""
         self._store, self._driver, self._register_session = store, driver, register
         self._settings, self._clock = settings, clock
-        self._load, self._stalled_s, self._on_answer = load, stalled_s, on_answer
+        self._load, self._stalled_s = load, stalled_s
+        self._on_registered, self._on_answer = on_registered, on_answer
         self._core = driver.core
         self.session_observer: SessionObserver | None = None
         self.worker: Worker | None = None
@@ -99,12 +104,8 @@ class LeaseKeeper:
         self._lock = RLock()
         self._stopping = Event()
         self._connection: WorkerSession | None = None
-        self._listener: Listener | None = None
         self._renewed_at = clock.monotonic()
-        self._threads = [
-            WatchedThread(self._keep, name="feedq-keeper"),
-            WatchedThread(self._listen, name="feedq-listener"),
-        ]
+        self._thread = WatchedThread(self._keep, name="feedq-keeper")
 
     @property
     def trusted(self) -> bool:
@@ -116,22 +117,18 @@ class LeaseKeeper:
         return self._clock.monotonic() - self._renewed_at
 
     def start(self) -> None:
-        """Register, then keep the lease on threads. Raises `Unavailable` if that first step fails."""
+        """Register, then keep the lease on a thread. Raises `Unavailable` if that first step fails."""
         self._register()
         self.beat()
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
-    def stop(self, *, timeout_s: Callable[[], float]) -> None:
-        """End the threads, waiting for each as long as ``timeout_s`` then says."""
+    def stop(self, *, timeout_s: float) -> None:
         self._stopping.set()
         with self._lock:
-            for waiting in (self._connection, self._listener):
-                if waiting is not None:
-                    waiting.interrupt()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(timeout_s())
+            if self._connection is not None:
+                self._connection.interrupt()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def beat_now(self) -> None:
         """Have the keeper check whether a heartbeat is due. From any thread."""
@@ -169,15 +166,19 @@ class LeaseKeeper:
             self._on_answer(answer)
         return True
 
+    def heard(self, reasons: Collection[str]) -> None:
+        """The worker was notified for these reasons. From any thread."""
+        if NotifyReason.FEEDS.is_among(reasons):
+            self._driver.tell(self._core.orders_pending)
+        if self.session_observer is not None:
+            self.session_observer.notified(reasons)
+
     def _register(self) -> None:
         """Begin a worker session. Raises `Unavailable`."""
         worker = self.worker = self._register_session()
         now = self._clock.monotonic()
         self._driver.tell(self._core.registered, worker.id, capacity=worker.capacity, now=now)
-        with self._lock:
-            if self._listener is not None:
-                # Only now: woken any sooner, it would find the old worker still in place and wait on.
-                self._listener.interrupt()
+        self._on_registered(worker)
         logger.info(
             LogEvent.WORKER_REGISTERED, worker=worker.name, id=str(worker.id), capacity=worker.capacity
         )
@@ -211,14 +212,9 @@ class LeaseKeeper:
 
     def _lose_connection(self, error: Exception) -> None:
         self._disconnect()
-        self._tell_lost("keeper", error)
+        self._driver.lost("keeper", error, now=self._clock.monotonic())
 
-    def _tell_lost(self, which: str, error: Exception) -> None:
-        if which in self._core.live_connections:
-            logger.warning(LogEvent.SESSION_LOST, session=which, error=str(error))
-        self._driver.tell(self._core.connection_lost, which, now=self._clock.monotonic())
-
-    # -- threads -------------------------------------------------------------------------------------
+    # -- the thread ----------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         while not self._stopping.is_set():
@@ -256,44 +252,6 @@ class LeaseKeeper:
             logger.exception(LogEvent.UNEXPECTED, where="keeper")
             self._lose_connection(error)
         self._driver.tell(self._core.heartbeat_failed, now=self._clock.monotonic())
-
-    def _listen(self) -> None:
-        pause_s = RETRY_FIRST_S
-        while not self._stopping.is_set():
-            note_turn()
-            worker = self.worker
-            assert worker is not None
-            try:
-                listener = self._store.worker_listener(worker)
-                with self._lock:
-                    self._listener = listener
-                self._driver.tell(self._core.connection_opened, "listener")
-                pause_s = RETRY_FIRST_S
-                try:
-                    # Something may have been asked before we listened.
-                    self._heard(list(NotifyReason))
-                    while not self._stopping.is_set() and self.worker is worker:
-                        note_turn()
-                        if listener.wait(TURN_S):
-                            self._heard(listener.heard)
-                finally:
-                    with self._lock:
-                        self._listener = None
-                    listener.close()
-            except Unavailable as error:
-                self._tell_lost("listener", error)
-                self._stopping.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_MAX_S)
-            except Exception as error:
-                logger.exception(LogEvent.UNEXPECTED, where="listener")
-                self._tell_lost("listener", error)
-                self._stopping.wait(RETRY_MAX_S)
-
-    def _heard(self, reasons: Collection[str]) -> None:
-        if NotifyReason.FEEDS.is_among(reasons):
-            self._driver.tell(self._core.orders_pending)
-        if self.session_observer is not None:
-            self.session_observer.notified(reasons)
 
     def watch(self) -> float:
         """Tell the core the time, and whether the worker stands still. Returns in how long to do so again."""

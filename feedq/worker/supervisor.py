@@ -53,11 +53,13 @@ from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
 from feedq.worker.memory import MemoryWatch
+from feedq.worker.notifications import Notifications
 from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import TapWriter
+from feedq.worker.thread_pool import Lane, ThreadPool
 from feedq.worker.threads import call_on, resolve
 from feedq.worker.watch import LOOP, Standstill, Watch
 
@@ -117,10 +119,15 @@ class Supervisor:
             clock=clock,
             load=self.load,
             stalled_s=lambda: watch.stalled_s,
+            on_registered=lambda worker: notifications.follow(worker),
             on_answer=self._answered,
         )
+        notifications = Notifications(store, self._driver, clock=clock, on_heard=self.lease_keeper.heard)
         self.lease_client = LeaseClient(
-            store, on_claimed=self._claims_answered, on_lost=self._reports_refused
+            store,
+            on_claimed=self._claims_answered,
+            on_lost=self._reports_refused,
+            notifications=notifications,
         )
         self._sink_pool = SinkPool(settings, worker_id=self._worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
@@ -135,7 +142,8 @@ class Supervisor:
         self._apart = Apart(settings, on_ended=self._apart_ended, on_lost=self._apart_lost)
         self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
         self._trusted = asyncio.Event()
-        self._tap_writer = TapWriter(self._loop, elsewhere=self.lease_client.do, send=self._send_taps)
+        # Not the lease client's thread: no claim may wait for what people watch.
+        self._tap_writer = TapWriter(self._loop, elsewhere=Lane(ThreadPool()).submit, send=self._send_taps)
         self._load_meter = LoadMeter(self._loop)
         self._sinks_down: set[str] = set()
         self._missed: set[FeedKey] = set()
@@ -230,7 +238,7 @@ class Supervisor:
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
         leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
         self.lease_client.stop(timeout_s=self._left_s(leave_by), farewell=leave)
-        self.lease_keeper.stop(timeout_s=partial(self._left_s, leave_by))
+        self.lease_keeper.stop(timeout_s=self._left_s(leave_by))
         self._sink_pool.stop(timeout_s=partial(self._left_s, leave_by))
         self._soon(self._loop.stop)
         if self._thread.is_alive():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -9,7 +10,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.cluster import Cluster, Place, wait_until
+from feedq.local.process import free_port
+from tests import thread_names
+from tests.cluster import ROOT, Cluster, Place, feed, wait_until
+from tests.invariants import wait_streaming
+from tests.source_process import Source
 
 LIMIT_S = 30.0
 WINDOW_S = 2.0
@@ -18,6 +23,7 @@ TRANSACTIONS_MAX_PER_S = 40
 hundred."""
 CORES_MAX = 0.3
 """Of all workers and beats, on a machine that is busy with other things; about a tenth of that on a quiet one."""
+THREADS_MAX, SESSIONS_MAX = 9, 4
 SEEN_MAX_S = 3.0
 """Less than a ttl, which is what it takes when nobody hears of the death."""
 
@@ -61,6 +67,33 @@ def test_an_idle_fleet_costs_next_to_nothing_and_a_crash_is_heard_of(fleet: Clus
     gone = "SELECT 1 FROM feedq.event WHERE kind = 'worker_gone' AND worker_id = %s"
     seen_at = wait_until(lambda: fleet.sql(gone, (worker_id,)), limit_s=LIMIT_S, what="its end is seen")
     assert seen_at - killed_at <= SEEN_MAX_S
+
+
+def test_a_worker_with_one_sink_in_use_has_few_threads_and_sessions(place: Place) -> None:
+    """What each of them is for: docs/explanation/worker.md."""
+    with Source(rate=5) as source, place.cluster() as cluster:
+        cluster.add_beat("b1")
+        names = cluster.directory / "threads"
+        env = {
+            "FEEDQ_METRICS_PORT": str(free_port()),
+            "FEEDQ_IMPORTS": "tests.thread_names",
+            thread_names.VARIABLE: str(names),
+        }
+        worker = cluster.add_worker("w1", env=env, gossip=True)
+        cluster.apply([feed("a", source.url)])
+        wait_streaming(source, ["a"])
+
+        def sessions() -> list[str]:
+            return [row["application_name"] for row in cluster.backends(worker)]
+
+        def is_calm() -> bool:
+            return len(names.read_text().split()) <= THREADS_MAX and len(sessions()) <= SESSIONS_MAX
+
+        wait_until(is_calm, limit_s=LIMIT_S, what=lambda: f"{names.read_text()}, {sessions()}")
+        documented = (ROOT / "docs" / "explanation" / "worker.md").read_text()
+        for name in names.read_text().split():
+            stem = re.sub(r"-(default|[0-9]+)$", "-…", name).replace("MainThread", "main")
+            assert f"| {stem} |" in documented or f"| `{stem}` |" in documented
 
 
 def transactions(fleet: Cluster) -> int:

@@ -28,7 +28,6 @@ SLACK_S = 3.0
 """On a machine that is busy with other things."""
 THREADS = (
     "feedq-keeper",
-    "feedq-listener",
     "feedq-lease-client",
     "feedq-loop",
     "feedq-watch",

@@ -12,6 +12,8 @@ import pytest
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.clock import SystemClock
 from feedq.settings import Settings
+from feedq.telemetry.watched_threads import watched_threads
+from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.contract.harness import Harness
 from tests.lease_listener import RecordingListener
@@ -29,9 +31,17 @@ def recording() -> RecordingListener:
 @pytest.fixture
 def lease_keeper(harness: Harness, recording: RecordingListener) -> Iterator[LeaseKeeper]:
     made = recording.make_keeper(harness.store, SETTINGS, SystemClock())
+    lease_client = LeaseClient(
+        harness.store,
+        on_claimed=lambda *_: None,
+        on_lost=lambda _: None,
+        notifications=recording.notifications,
+    )
     made.start()
+    lease_client.start()
     yield made
-    made.stop(timeout_s=lambda: LIMIT_S)
+    lease_client.stop(timeout_s=LIMIT_S)
+    made.stop(timeout_s=LIMIT_S)
 
 
 def sessions(harness: Harness) -> set[tuple[object, ...]]:
@@ -70,6 +80,7 @@ def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_onc
 @pytest.mark.parametrize(("kind", "role"), [(WorkerSession, "feedq-keeper"), (Listener, "feedq-listener")])
 def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     lease_keeper: LeaseKeeper,
+    recording: RecordingListener,
     harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[WorkerSession] | type[Listener],
@@ -78,7 +89,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     worker = lease_keeper.worker
     assert worker is not None
     until(lambda: sessions(harness) == both(worker.id), "both sessions are open")
-    until(lambda: lease_keeper._listener, "it listens")
+    until(lambda: recording.notifications._listener, "it listens")
     before = backends(harness, role, worker.id)
     real, failures = kind.wait, iter([ZeroDivisionError("for the test")])
 
@@ -88,15 +99,14 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
         return real(self, timeout_s)
 
     monkeypatch.setattr(kind, "wait", wait)
-    for waiting in (lease_keeper._connection, lease_keeper._listener):
-        if waiting is not None:
-            waiting.interrupt()
+    lease_keeper.beat_now()
+    recording.notifications.wake()
     until(
         lambda: backends(harness, role, worker.id) - before,
         "a new session was opened in place of the one that failed",
     )
     until(lambda: sessions(harness) == both(worker.id), "both sessions are open again")
-    assert all(thread.is_alive() for thread in lease_keeper._threads)
+    assert {"feedq-keeper", "feedq-lease-client"} <= {thread.name for thread in watched_threads()}
     assert lease_keeper.worker is worker
 
 
@@ -112,4 +122,4 @@ def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
         lease_keeper._driver.tell(lease_keeper._core.beat_now, now=time.monotonic())
         until(lambda: recording.workers == 7, "it heard")
     finally:
-        lease_keeper.stop(timeout_s=lambda: LIMIT_S)
+        lease_keeper.stop(timeout_s=LIMIT_S)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from random import Random
 from uuid import UUID, uuid4
 
 import pytest
 
+from feedq.core.clock import SystemClock
 from feedq.core.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
+from feedq.core.worker import WorkerCore
+from feedq.settings import Settings
 from feedq.worker.lease_client import LeaseClient
+from feedq.worker.lease_keeper import CoreDriver
+from feedq.worker.notifications import Notifications
 from tests.fakes.control import current
 from tests.waiting import until
 
@@ -32,7 +38,17 @@ class Office:
         self.unsure: list[UUID] = []
         self.failures: list[Exception] = []
         """What hears of claims raises these first."""
-        self.lease_client = LeaseClient(self.store, on_claimed=self._claimed, on_lost=self.lost.extend)
+        clock = SystemClock()
+        core = WorkerCore(Settings(), rng=Random(1), now=clock.monotonic())
+        notifications = Notifications(
+            self.store, CoreDriver(core, lambda _: None), clock=clock, on_heard=lambda _: None
+        )
+        self.lease_client = LeaseClient(
+            self.store,
+            on_claimed=self._claimed,
+            on_lost=self.lost.extend,
+            notifications=notifications,
+        )
 
     def assigned(self, name: str = "a") -> FeedKey:
         feed = self.store.feeds.add(FeedSpec(name=name, connector="tcp", source={}, sink={}))

@@ -54,8 +54,9 @@ keys row by row, which takes minutes."""
 RESTED_S = 1.0
 """A session that has not been used for so long is asked whether it is still there."""
 POOL_SIZE = 2
-"""Connections kept open a process: one for the leases, one for jobs; more are opened only when many are used at
-once."""
+"""Connections kept open by a process that is busy; more are opened only when many are used at once."""
+IDLE_S = 10.0
+"""One that was not needed for so long, because another one was there, is closed."""
 POOL_MAX = 5
 POOL_TIMEOUT_S = 15
 ROW_CLASSES_MAX = 500
@@ -198,8 +199,19 @@ class Database:
             self.close()
         elif len(self._idle) < POOL_SIZE:
             self._idle.append((session, monotonic()))
+            self._close_unneeded()
         else:
             session.close()
+
+    def _close_unneeded(self) -> None:
+        """Close a session that has been idle for long while another one did all the work."""
+        if len(self._idle) > 1:
+            with suppress(IndexError):
+                oldest, since = self._idle.popleft()
+                if monotonic() - since >= IDLE_S:
+                    oldest.close()
+                else:
+                    self._idle.appendleft((oldest, since))
 
     def close(self) -> None:
         """Close the sessions that nobody uses."""
