@@ -24,7 +24,7 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -377,18 +377,13 @@ class Sink(Protocol):
         nothing was changed.
         """
 
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class AddsColumns(Protocol):
-    """What a sink may be able to do besides."""
-
     def add_columns(
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
     ) -> list[str]:
         """Add those of these columns that the table lacks, each in a transaction of its own. Returns the
         statements. Raises `InvalidInput` (no such table, too many columns, no right to), `SinkUnavailable`."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

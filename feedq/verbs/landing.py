@@ -16,7 +16,7 @@ from feedq.core.notices import new_fields
 from feedq.core.roles import AccessRole
 from feedq.core.tap import LIMIT_MAX, SECONDS_MAX
 from feedq.errors import Conflict, InvalidInput, NotFound, SinkUnavailable
-from feedq.sinks.base import AddsColumns, DeadLetter, Sink, target_of_feed
+from feedq.sinks.base import DeadLetter, Sink, target_of_feed
 from feedq.sinks.mapping import ColumnType, Drift
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.cursors import sink_of, still_own
@@ -249,8 +249,6 @@ def _added(sink: Sink, view: FeedView, *, dry_run: bool) -> list[str]:
     fields = sorted(new_fields(view.lease.noticed).items())
     if not fields:
         return []
-    if not isinstance(sink, AddsColumns):
-        raise InvalidInput("the sink of this feed adds no columns: add them by hand")
     wanted = {name: ColumnType(type_) for name, type_ in fields}
     return sink.add_columns(target_of_feed(view.feed.spec), wanted, dry_run=dry_run)
 

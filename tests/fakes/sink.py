@@ -37,6 +37,7 @@ from feedq.sinks.base import (
     anybody,
 )
 from feedq.sinks.checkpoints import LastCommit, decide, not_its_own, strangers, taken_meanwhile
+from feedq.sinks.mapping import ColumnType
 
 IDENTITY: Final = Identity(UUID(int=0), UUID(int=0))
 """Of feeds in tests that are about something else."""
@@ -296,6 +297,11 @@ class MemorySink:
             row.cursor, row.records, row.commit_id = start.cursor, start.records, uuid4()
             row.feed_uuid, row.installation = identity.feed, identity.installation
             row.is_given = True
+
+    def add_columns(
+        self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False
+    ) -> list[str]:
+        raise InvalidInput("there are no columns in memory")
 
     def close(self) -> None:
         """Nothing to close."""
