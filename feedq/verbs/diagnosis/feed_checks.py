@@ -11,14 +11,13 @@ from typing import Final
 from feedq.control.store.feed_listing import TroubledFeeds
 from feedq.core.lease import stillness_of
 from feedq.core.model import Concern, FeedView, LeaseState, Reason, Status, WorkerTarget, WorkerView
-from feedq.core.passwords import mask_url
 from feedq.core.placement.base import Rules
 from feedq.core.remedies import command
 from feedq.core.selection import Selection
 from feedq.verbs.diagnosis.checks import Check, Level, ok
 from feedq.verbs.diagnosis.fleet_checks import Overview, has_labels, serves
 from feedq.verbs.troubles import TROUBLES, Tone, Trouble, choice_of, trouble_of
-from feedq.verbs.wording import NAMED_MAX, counted, distance, pairs, printable, refused_words, said, some
+from feedq.verbs.wording import NAMED_MAX, counted, distance, pairs, refused_words, said, some
 
 QUOTED_MAX: Final = 160
 """Characters of what a feed says in a warning."""
@@ -107,17 +106,17 @@ def _said(trouble: Trouble, view: FeedView, now: datetime) -> str | None:
     lease = view.lease
     match trouble.cause:
         case Concern.EXPECTATION:
-            said: str | None = "; ".join(one.said for one in view.unmet) or None
+            text = "; ".join(one.said for one in view.unmet) or None
         case Concern.DEAD_LETTERS:
             why = f": {lease.dead_letter_error}" if lease.dead_letter_error else ""
-            said = refused_words(lease, now=now) + why
+            text = refused_words(lease, now=now) + why
         case Concern.LOST_WORKERS:
-            said = lease.blame
+            text = lease.blame
         case Status.WAITING:
-            said = None
+            text = None
         case _:
-            said = view.because
-    return None if said is None else printable(mask_url(said))[:QUOTED_MAX]
+            text = view.because
+    return None if text is None else said(text)[:QUOTED_MAX]
 
 
 # -- one feed ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg2
 
@@ -18,7 +18,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.remedies import driver_text
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
-from feedq.sinks.base import Checkpoint, Target, load_sink, opened_sink, target_of_feed
+from feedq.sinks.base import Checkpoint, Target, opened_sink, target_of_feed
 from feedq.sinks.checkpoints import owner_of
 from feedq.sinks.target_table import quoted
 from feedq.verbs.diagnosis.checks import Check, Level, fail, ok, unreachable, warn
@@ -131,8 +131,7 @@ def _check_sink(name: str, settings: Settings, *, feeds: int) -> Check:
             with closing(connect(url, application_name=DOCTOR)) as connection:
                 return _permissions(title, connection, detail=detail)
         # Of another kind: whether it answers, and lets feedq keep its tables there.
-        made = load_sink(url)(url, environment="feedq-doctor", worker_id=uuid4(), role="doctor")
-        with closing(made) as sink:
+        with opened_sink(settings, name, role="doctor") as sink:
             sink.dead_letters(limit=1)
     except (psycopg2.Error, FeedqError) as error:
         is_set = name in map(str.lower, settings.sinks)
