@@ -305,7 +305,7 @@ class EventFramer:
             end = lines.index(LF, start)
             if end > start:
                 self._read_line(lines[start:end])
-            elif (record := self._dispatch()) is not None:
+            elif self._is_amid and (record := self._dispatch()) is not None:
                 records.append(record)
             start = end + 1
         return Records.of(records)

@@ -9,7 +9,6 @@ resume at the wrong place, so it stops the feed instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
@@ -47,7 +46,8 @@ class CursorReader:
     def __init__(self, pointer: str, csv: CsvFormat | None = None, *, option: str = "cursor") -> None:
         """Raises `ValueError` for a pointer that is none, or names no field of CSV."""
         self._where = f"source.{option} {pointer}"
-        self._find = _json_finder(pointer) if csv is None else field_finder(pointer, csv)
+        self._pointers = TextPointers([pointer]) if csv is None else None
+        self._find = field_finder(pointer, csv) if csv is not None else self._find_json
         self._tokens = parse_pointer(pointer) if csv is None else None
 
     def after(self, records: Records, previous: JSON) -> JSON:
@@ -79,8 +79,12 @@ class CursorReader:
     def search(self, records: Records, previous: JSON) -> Steps[JSON]:
         """`after` in steps, for records that may be many more than one piece of a stream holds."""
         size = 0
+        may_find = None if self._pointers is None else self._pointers.may_find
+        if may_find is not None and records.lines is not None and not may_find(records.lines):
+            return previous
         for number, record in enumerate(records.backwards(), start=1):
-            if (found := self._in(record)) is not None:
+            is_worth_it = may_find is None or may_find(record)
+            if is_worth_it and (found := self._in(record)) is not None:
                 return found
             size += len(record)
             if number % STEP_RECORDS == 0 or size >= PIECE_BYTES:
@@ -100,6 +104,10 @@ class CursorReader:
         if len(text) > _TEXT_BYTES_MAX:
             raise self._larger(len(text))
         return self._checked(found)
+
+    def _find_json(self, record: bytes) -> bytes | Missing:
+        assert self._pointers is not None
+        return self._pointers.find(record)[0]
 
     def _checked(self, cursor: JSON) -> JSON:
         if type(cursor) is int or cursor is None:
@@ -121,8 +129,3 @@ class CursorReader:
             f"{self._where}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
             "point it at a smaller part of the record"
         )
-
-
-def _json_finder(pointer: str) -> Callable[[bytes], bytes | Missing]:
-    find = TextPointers([pointer]).find
-    return lambda record: find(record)[0]

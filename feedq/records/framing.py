@@ -433,6 +433,7 @@ class NamingFramer(OuterFramer):
 
     def _object(self, names: Sequence[str], record: bytes) -> bytes:
         try:
-            return as_object(names, self._split(record))
+            fields = self._split(record)
+            return as_object(names, fields) if len(fields) == len(names) else record
         except ValueError:
             return record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from time import perf_counter
@@ -567,6 +568,17 @@ def test_every_value_of_a_document_is_found_by_its_path_and_nothing_else(
     there = dict(paths(document))
     asked = [*there, *(pointer + escape(name) for pointer in there for name in more)]
     assert find(document, *asked, is_spaced=is_spaced) == [there.get(pointer, MISSING) for pointer in asked]
+
+
+@given(documents, st.booleans())
+def test_it_is_worth_looking_where_something_is_however_it_is_written(
+    document: JSON, is_escaped: bool
+) -> None:
+    text = json.dumps(document, ensure_ascii=is_escaped).encode("utf-8", "surrogatepass")
+    for pointer in dict(paths(document)):
+        assert TextPointers([pointer]).may_find(text)
+        assert TextPointers(["/never/there", pointer]).may_find(text)
+    assert not TextPointers(["/seq", "/a/b"]).may_find(b'{"other": 1}')
 
 
 def test_in_a_text_places_far_behind_are_found_too() -> None:

@@ -88,11 +88,13 @@ class Ignored:
             [(places.setdefault(pointer, len(places)), value) for pointer, value in rule.items()]
             for rule in rules
         ]
-        self._find = TextPointers(tuple(places)).find
+        self._pointers = TextPointers(tuple(places))
 
     def matches(self, record: bytes) -> bool:
+        if not self._pointers.may_find(record):
+            return False
         try:
-            found = [_scalar(text) for text in self._find(record)]
+            found = [_scalar(text) for text in self._pointers.find(record)]
         except ValueError:
             return False
         return any(all(_is(found[place], value) for place, value in rule) for rule in self._rules)
