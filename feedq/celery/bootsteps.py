@@ -152,6 +152,8 @@ class FeedqStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         self._supervisor: Supervisor | None = None
         self._jobs: Jobs | None = None
+        self._leaving: Deadline | None = None
+        self._told_at = inf
         super().__init__(worker, **kwargs)
 
     def create(self, worker: Any) -> None:
@@ -195,8 +197,6 @@ class FeedqStep(bootsteps.StartStopStep):
         jobs.start()
         self._supervisor, self._jobs = supervisor, jobs
         worker.feedq = supervisor
-        _shutdown.on_begin.extend((lambda _: supervisor.drain(), lambda _: jobs.drain()))
-        _shutdown.on_insisted.append(jobs.force_stop)
         worker.pool.supervisor = supervisor
         # Celery sizes the window by -c, which here counts feeds and not messages.
         worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
@@ -206,15 +206,32 @@ class FeedqStep(bootsteps.StartStopStep):
         """Keep the size of the pool as it is, and the end of the process within its time-out."""
         for command in ("pool_grow", "pool_shrink", "pool_restart", "autoscale"):
             Panel.data[command] = _refuse_new_size
-        limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
-        watch.add(Duty("leaving", limit.look))
+        self._leaving = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
+        watch.add(Duty("leaving", self._leaving.look))
         watch.start()
-        _shutdown.on_begin.append(limit.begin)
+        signals.worker_shutting_down.connect(self.drain, weak=False)
+
+    def drain(self, exitcode: int | None = None, how: str | None = None, **_: Any) -> None:
+        """Begin to leave. Jobs are waited for, unless a signal comes again, or Celery's word for it (``how``) is
+        *Cold*; without one it is no signal that ends the worker.
+
+        Called in a signal handler: nothing here may take a lock that the interrupted code could hold.
+        """
+        if self._leaving is not None:
+            self._leaving.begin(exitcode or 0)
+        insists = how == "Cold" or monotonic() - self._told_at >= INSISTS_AFTER_S
+        if how is not None:
+            self._told_at = min(self._told_at, monotonic())
+        if self._supervisor is not None and self._jobs is not None:
+            self._supervisor.drain()
+            self._jobs.drain()
+            if how is not None and insists:
+                self._jobs.force_stop()
 
     def stop(self, worker: Any) -> None:
         if self._supervisor is not None and self._jobs is not None:
             # Again, for whoever stops without a signal, or was told before there was anything to drain.
-            _shutting_down(exitcode=worker.exitcode)
+            self.drain(exitcode=worker.exitcode)
             self._jobs.join()
             self._supervisor.join()
             self._supervisor = self._jobs = None
@@ -228,37 +245,6 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def _is_busy(self, worker: Any) -> bool:
         return bool(worker.pool.is_busy) or (self._jobs is not None and self._jobs.is_busy)
-
-
-class Shutdown:
-    """Tells the parts of a worker that it shuts down. In a signal handler: nothing here may take a lock that the
-    interrupted code could hold."""
-
-    def __init__(self) -> None:
-        self.on_begin: list[Callable[[int], object]] = []
-        """Called with the exit status, each time; Celery itself sends it with a host name only."""
-        self.on_insisted: list[Callable[[], object]] = []
-        """Called when somebody insists."""
-        self._first_at = inf
-
-    def begin(self, *, exitcode: int | None, how: str | None, now: float) -> None:
-        """``how``: Celery's word for the signal; None when it is no signal that ends the worker."""
-        for begin in self.on_begin:
-            begin(exitcode or 0)
-        if how is None:
-            return
-        if how == "Cold" or now - self._first_at >= INSISTS_AFTER_S:
-            for force_stop in self.on_insisted:
-                force_stop()
-        self._first_at = min(self._first_at, now)
-
-
-_shutdown = Shutdown()
-
-
-@signals.worker_shutting_down.connect
-def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any) -> None:
-    _shutdown.begin(exitcode=exitcode, how=how, now=monotonic())
 
 
 @signals.celeryd_init.connect

@@ -6,7 +6,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Celery
@@ -76,13 +76,57 @@ def test_whoever_is_told_to_stop_does_not_wait_for_the_database(monkeypatch: pyt
     assert not supervisor.started
 
 
-def test_all_that_begins_with_a_shutdown_is_told_its_exit_status() -> None:
-    told: list[int] = []
-    shutdown = bootsteps.Shutdown()
-    shutdown.on_begin = [told.append, told.append]
-    shutdown.begin(exitcode=1, how=None, now=0.0)
-    shutdown.begin(exitcode=None, how=None, now=0.0)
-    assert told == [1, 1, 0, 0]
+class Leaving:
+    """Stands for all that a worker tells of its end."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def begin(self, exit_code: int) -> None:
+        self.told.append(exit_code)
+
+    def drain(self) -> None:
+        self.told.append("drain")
+
+    def force_stop(self) -> None:
+        self.told.append("hurry")
+
+
+@pytest.fixture
+def leaving() -> Leaving:
+    return Leaving()
+
+
+@pytest.fixture
+def step(leaving: Leaving) -> bootsteps.FeedqStep:
+    made: Any = bootsteps.FeedqStep(None)
+    made._leaving = made._supervisor = made._jobs = leaving
+    return cast("bootsteps.FeedqStep", made)
+
+
+def test_all_that_leaves_is_told_and_with_which_exit_status(
+    step: bootsteps.FeedqStep, leaving: Leaving
+) -> None:
+    step.drain(exitcode=1)
+    step.drain(exitcode=None)
+    assert leaving.told == [1, "drain", "drain", 0, "drain", "drain"]
+
+
+def test_the_same_signal_by_two_ways_is_one_and_a_later_one_insists(
+    step: bootsteps.FeedqStep, leaving: Leaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for how, now in ((None, 99.0), ("Warm", 100.0), (None, 100.0), ("Warm", 100.5)):
+        monkeypatch.setattr(bootsteps, "monotonic", lambda now=now: now)
+        step.drain(exitcode=0, how=how)
+    assert "hurry" not in leaving.told
+    monkeypatch.setattr(bootsteps, "monotonic", lambda: 101.1)
+    step.drain(exitcode=0, how="Warm")
+    assert leaving.told.count("hurry") == 1
+
+
+def test_a_cold_shutdown_waits_for_no_job(step: bootsteps.FeedqStep, leaving: Leaving) -> None:
+    step.drain(exitcode=0, how="Cold")
+    assert "hurry" in leaving.told
 
 
 def nothing(*_: Any, **__: Any) -> None: ...

@@ -267,27 +267,6 @@ def test_only_a_transactional_job_has_a_session() -> None:
         _ = context.session
 
 
-# -- signals -----------------------------------------------------------------------------------------
-
-
-def hurried(made: list[str]) -> bootsteps.Shutdown:
-    shutdown = bootsteps.Shutdown()
-    shutdown.on_insisted.append(lambda: made.append("hurry"))
-    return shutdown
-
-
-def test_the_same_signal_by_two_ways_is_one_and_a_later_one_insists() -> None:
-    made: list[str] = []
-    shutdown = hurried(made)
-    shutdown.begin(exitcode=0, how=None, now=99.0)
-    shutdown.begin(exitcode=0, how="Warm", now=100.0)
-    shutdown.begin(exitcode=0, how=None, now=100.0)
-    shutdown.begin(exitcode=0, how="Warm", now=100.5)
-    assert made == []
-    shutdown.begin(exitcode=0, how="Warm", now=101.1)
-    assert made == ["hurry"]
-
-
 # -- what a worker takes -----------------------------------------------------------------------------
 
 
