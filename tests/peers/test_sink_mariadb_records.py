@@ -166,7 +166,7 @@ def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None
             KEYED,
             "another unique index, over parts of values",
         ),
-        ("", Target("nowhere.made", "json"), "cannot be created in 'nowhere' (Unknown database"),
+        ("", Target("nowhere.made", "json"), "cannot be created: Unknown database 'nowhere'"),
     ],
 )
 def test_a_landing_that_cannot_work_says_why(
