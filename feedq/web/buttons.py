@@ -13,11 +13,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from feedq.core.model import Concern, FeedView, Status, TargetState, WorkerTarget, WorkerView
+from feedq.core.model import Concern, FeedView, TargetState, WorkerTarget, WorkerView
 from feedq.core.schedule.model import ScheduleState
 from feedq.core.selection import Selection
 from feedq.verbs import backfills, cursors, declarations, feeds, landing, schedules, workers
 from feedq.verbs.diagnosis.checks import Check
+from feedq.verbs.diagnosis.feed_checks import MORE_LISTED
 from feedq.verbs.registry import OF, Verb, query_of
 
 RED: Final = "danger"
@@ -221,8 +222,8 @@ def problem_buttons(problem: Check) -> list[Button]:
         arguments = {"names": problem.feed}
         if problem.name == Concern.DEAD_LETTERS:
             kinds, arguments = ("replay", "drop"), {"name": problem.feed}
-    elif problem.name in (Concern.DEAD_LETTERS, Status.WAITING):
-        return []  # a selection finds more than these: older dead letters, and what else feeds wait for
+    elif problem.name in MORE_LISTED:
+        return []
     of = f"{problem.name} {problem.feed or problem.tenant or ''}"
     return [Button(kind, of, arguments) for kind in kinds] if arguments else []
 

@@ -3,7 +3,7 @@ feed does not stream, in a sentence that says what to do about it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -23,6 +23,12 @@ QUOTED_MAX: Final = 160
 """Characters of what a feed says in a warning."""
 TENANTS_MAX: Final = 20
 """Tenants with feeds in the same trouble that are told apart; the others are counted together."""
+
+MORE_LISTED: Final[Mapping[Status | Concern, str]] = {
+    Status.WAITING: "all that wait",
+    Concern.DEAD_LETTERS: "all that have any",
+}
+"""What else a selection finds that knows neither what a feed waits for nor how old its dead letters are."""
 
 Explained = Callable[[FeedView], str | None]
 """Why a feed does not stream, and what to do about it: `explain`."""
@@ -68,7 +74,8 @@ def _shown(trouble: Trouble, group: TroubledFeeds, now: datetime, explained: Exp
     named = some(group.views, lambda view: view.feed.name, of=group.feeds)
     advice, select = trouble.advice, _chosen(trouble, group)
     if select is not None:
-        advice += f"; `{command('feed', 'list', *_options(select))}` lists them"
+        whom = MORE_LISTED.get(trouble.cause, "them")
+        advice += f"; `{command('feed', 'list', *_options(select))}` lists {whom}"
     said = f"{named}; of {name}: {said}"
     return Check(
         trouble.cause, _level(trouble), said, advice, group.feeds, group.tenant, None, group.since, select
