@@ -27,6 +27,21 @@ LOOK_UP = (
 WITHOUT_EPOCH = LOOK_UP.replace(" AND l.epoch = given.epoch", "")
 
 BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
+    ("tests/unit/test_duty.py",): (
+        (
+            "what happens while a duty is done is forgotten",
+            "        self._is_woken = False\n        try:\n            pause_s = self._do()\n",
+            "        try:\n            pause_s = self._do()\n            self._is_woken = False\n",
+        ),
+        ("a duty that fails is tried again without a pause", "pause_s = RETRY_S", "pause_s = 0.0"),
+    ),
+    ("tests/unit/test_beat.py",): (
+        (
+            "the pass under way serves what changes meanwhile",
+            "or self._last_pass.running() or self._last_pass.done()",
+            "or self._last_pass.done()",
+        ),
+    ),
     ("tests/unit/test_worker_core.py",): (
         (
             "trust begins when the heartbeat is answered",
