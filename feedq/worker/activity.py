@@ -34,9 +34,8 @@ from uuid import UUID
 
 THREADS_MAX: Final = 512
 """Threads of blocking connectors that can be noted; what further ones do is not known."""
-_PID, _TICKS, _PULSE, _LOOP_THREAD, _LOOP_IDENT, _FEED, _LEAVING, _SESSION_HIGH, _SESSION_LOW, _MEASURING = (
-    range(10)
-)
+_PID, _TICKS, _PULSE, _LOOP_THREAD, _LOOP_IDENT, _FEED, _LEAVING, _SESSION_HIGH, _SESSION_LOW = range(9)
+_MEASURING, _STEP_BYTES, _GROWER, _GROWER_BYTES, _GROWN_BYTES = range(9, 14)
 _THREADS: Final = range(16, 16 + 3 * THREADS_MAX, 3)
 """From here on, three numbers a thread: the system's id, Python's id, and the feed that it works for."""
 _STUCK: Final = _THREADS.stop
@@ -131,11 +130,21 @@ class Activity:
         """The watch has turned: a thread other than the loop's got the interpreter."""
         self._memory[_PULSE] += 1
 
-    def measure_growth(self, on: bool) -> None:
-        """See by how much the process grows with each step of a feed. Costs microseconds a step."""
-        if not on:
-            self.growth.clear()
-        self._memory[_MEASURING] = on
+    def measure_growth(self, used_bytes: int) -> None:
+        """Measure from now on by how much the process grows with each step of a feed, which costs microseconds a
+        step. The step under way, if there is one, began with about ``used_bytes``."""
+        memory = self._memory
+        if not memory[_MEASURING]:
+            memory[_MEASURING], memory[_STEP_BYTES] = 1, used_bytes
+
+    def stop_measuring(self) -> None:
+        self._memory[_MEASURING] = self._memory[_GROWER] = 0
+        self.growth.clear()
+
+    def note_grower(self, feed_id: int, grown: int, total: int) -> None:
+        """The process grew most while the code of this feed ran: by so many of ``total`` bytes."""
+        memory = self._memory
+        memory[_GROWER], memory[_GROWER_BYTES], memory[_GROWN_BYTES] = feed_id, grown, total
 
     def leave(self) -> None:
         """The process is about to end in good order."""
@@ -220,6 +229,20 @@ class Activity:
         return int(self._memory[_STUCK]), said
 
     @property
+    def step_bytes(self) -> int:
+        """What the process used when the step of a feed began that is under way; 0 if that is not known."""
+        return int(self._memory[_STEP_BYTES]) if self._memory[_FEED] else 0
+
+    @property
+    def grower(self) -> tuple[int, int, int] | None:
+        """The feed that the process grew most with, by how many bytes, and by how many in all; None when that was
+        not measured."""
+        memory = self._memory
+        if not memory[_GROWER]:
+            return None
+        return int(memory[_GROWER]), int(memory[_GROWER_BYTES]), int(memory[_GROWN_BYTES])
+
+    @property
     def is_leaving(self) -> bool:
         return bool(self._memory[_LEAVING])
 
@@ -248,13 +271,16 @@ class _Noted(Coroutine[Any, Any, Any]):
     def send(self, value: Any) -> Any:
         memory = self._memory
         memory[_FEED] = self._feed_id
-        before = resident_bytes() if memory[_MEASURING] else 0
+        if memory[_MEASURING]:
+            memory[_STEP_BYTES] = resident_bytes()
         try:
             return self._send(value)
         finally:
             memory[_FEED] = NO_FEED
-            if before and (grown := resident_bytes() - before) > 0:
-                self._growth[self._feed_id] += grown
+            if before := memory[_STEP_BYTES]:
+                memory[_STEP_BYTES] = 0
+                if (grown := resident_bytes() - before) > 0:
+                    self._growth[self._feed_id] += grown
 
     def throw(self, *error: Any) -> Any:
         memory = self._memory

@@ -1,9 +1,10 @@
 """Finds the feed that uses up a worker's memory, and has it release its lease before the kernel ends the process.
 
 Nothing is measured while there is enough. From `WATCHED` of the limit on, each step of a feed on the loop is
-measured, and what grows between two checks without any of these is put down to the thread of a blocking connector
-that worked most. At `RELEASE_AT` of the limit the feed that grew most releases its lease, and runs apart from then
-on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`).
+measured, including the one under way, and what grows between two checks without any of these is put down to the
+thread of a blocking connector that worked most. At `RELEASE_AT` of the limit the feed that grew most releases its
+lease, and runs apart from then on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`),
+which names the feed that was noted here.
 """
 
 from __future__ import annotations
@@ -62,32 +63,38 @@ class MemoryWatch:
         """Check the memory once, and return whether a feed was told to release its lease."""
         before, self._used = self._used, resident_bytes()
         if self._used < WATCHED * self._limit:
-            self._activity.measure_growth(False)
+            self._activity.stop_measuring()
             self._on_threads.clear()
             self._attributed = 0
             return False
-        self._activity.measure_growth(True)
-        self._attribute_rest(self._used - before if before else 0)
-        if self._used < RELEASE_AT * self._limit:
-            return False
-        growth = self._activity.growth + self._on_threads
+        self._activity.measure_growth(before)
+        on_loop = self._growth_on_loop()
+        self._attribute_rest(self._used - before if before else 0, on_loop.total())
+        growth = on_loop + self._on_threads
         if not growth:
             return False
         (feed_id, grown), total = growth.most_common(1)[0], growth.total()
-        if grown < max(GROWTH_MIN_BYTES, SHARE_MIN * total):
+        self._activity.note_grower(feed_id, grown, total)
+        if self._used < RELEASE_AT * self._limit:
             return False
-        said = (
-            f"the worker used {self._used // MIB} MiB of {self._limit // MIB}, "
-            f"and grew by {grown // MIB} MiB while this feed's code ran"
-        )
-        self._release(feed_id, Loss("memory", said, feed_id, is_certain=True))
+        loss = loss_by_memory(self._activity, used=self._used, limit=self._limit)
+        if not loss.is_certain:
+            return False
+        self._release(feed_id, loss)
         self._activity.growth.pop(feed_id, None)
         self._on_threads.pop(feed_id, None)
         return True
 
-    def _attribute_rest(self, grown: int) -> None:
+    def _growth_on_loop(self) -> Counter[int]:
+        """By how much each feed has grown on the loop, with the step that is under way."""
+        activity = self._activity
+        growth = Counter(activity.growth)
+        if began_with := activity.step_bytes:
+            growth[activity.feed] += max(0, self._used - began_with)
+        return growth
+
+    def _attribute_rest(self, grown: int, on_loop: int) -> None:
         """Put what grew while no step of a feed did to the thread that worked most meanwhile."""
-        on_loop = self._activity.growth.total()
         rest, self._attributed = grown - (on_loop - self._attributed), on_loop
         # Read once: a thread may end at any moment.
         feeds = {t.thread: t.feed_id for t in self._activity.threads}
@@ -97,6 +104,18 @@ class MemoryWatch:
         busiest = max(worked, key=worked.__getitem__, default=None)
         if rest > 0 and busiest is not None and worked[busiest] > 0:
             self._on_threads[feeds[busiest]] += rest
+
+
+def loss_by_memory(activity: Activity, *, used: int, limit: int) -> Loss:
+    """Explain why a process used so much, by what was noted in it; for a worker that may be dead already."""
+    said = f"the worker used {used // MIB} MiB of {limit // MIB}"
+    if activity.grower is None:
+        return Loss("memory", said, activity.feed or None)
+    feed_id, grown, total = activity.grower
+    if grown < GROWTH_MIN_BYTES:
+        return Loss("memory", said)
+    said = f"{said}, and grew by {grown // MIB} MiB while this feed's code ran"
+    return Loss("memory", said, feed_id, is_certain=grown >= SHARE_MIN * total)
 
 
 def give_back_memory() -> None:

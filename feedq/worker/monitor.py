@@ -30,7 +30,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -41,7 +40,6 @@ from feedq.core.model import Loss
 from feedq.errors import FeedqError, Unavailable
 from feedq.worker.activity import (
     CHECK_S,
-    NO_FEED,
     Activity,
     Limits,
     Scheduling,
@@ -49,6 +47,7 @@ from feedq.worker.activity import (
     processor_s,
     resident_bytes,
 )
+from feedq.worker.memory import loss_by_memory
 
 if TYPE_CHECKING:
     from feedq.control.store.postgresql import PostgresStore
@@ -81,9 +80,6 @@ MEMORY_SUSPECT: Final = 0.85
 MEMORY_END: Final = 0.95
 """The part of the limit at which the worker is ended, because the kernel is about to. One that died with as
 much as `MEMORY_SUSPECT` is taken to have died of it."""
-GROWTH_MIN_BYTES: Final = 16 * 2**20
-GROWTH_KEPT: Final = 0.97
-"""What of a feed's growth is remembered from check to check: a leak of long ago is nobody's fault now."""
 REPORT_S: Final = 4.0
 """How long the control database is tried. What it has not heard by then, the next worker here reports."""
 REPORT_FIRST_S: Final = 2.0
@@ -174,8 +170,6 @@ class Monitor:
         self._scheduling = Scheduling(pid)
         self._clock = StallClock()
         self._watch_clock, self._watch_scheduling = StallClock(), Scheduling(pid)
-        self._growth: Counter[int] = Counter()
-        """Bytes, by the feed that was in hand as they were added."""
         self._memory = 0
         self._ticks = self._pulses = 0
         self._used: dict[int, tuple[float, float]] = {}
@@ -183,7 +177,7 @@ class Monitor:
 
     def check(self) -> Loss | None:
         """Check the worker once, and return why it has to be ended now, if so."""
-        self._watch_memory()
+        self._memory = resident_bytes(self._pid)
         if self._fills(MEMORY_END):
             return self._explain_memory()
         if self._fills(MEMORY_WATCHED):
@@ -249,12 +243,7 @@ class Monitor:
         return Loss("crashed", f"{what} at {current.where}", feed_id, feed_id is not None, current.calls)
 
     def _explain_memory(self) -> Loss:
-        said = f"it used {self._memory // 2**20} MiB of {self._limits.memory_bytes // 2**20}"
-        feed_id, grown = self._growth.most_common(1)[0] if self._growth else (NO_FEED, 0)
-        if feed_id == NO_FEED or grown < GROWTH_MIN_BYTES:
-            return Loss("memory", said)
-        said = f"{said}, and grew by {grown // 2**20} MiB of late while this feed's code ran"
-        return Loss("memory", said, feed_id, is_certain=2 * grown >= sum(self._growth.values()))
+        return loss_by_memory(self._activity, used=self._memory, limit=self._limits.memory_bytes)
 
     def _holder(self) -> tuple[int, int | None]:
         """Python's id of the thread that keeps the loop from turning, and whose code runs there."""
@@ -296,14 +285,6 @@ class Monitor:
         stalled_s = self._watch_clock.observe(self._watch_scheduling.sample(self._activity.pulses))
         is_stuck = stalled_s >= self._limits.stall_s and not self._clock.stalled_s
         return (0, f"thread feedq-watch has stood still for {stalled_s:.1f} s") if is_stuck else None
-
-    def _watch_memory(self) -> None:
-        before, self._memory = self._memory, resident_bytes(self._pid)
-        feed_id, grown = self._activity.feed, self._memory - before
-        for known in list(self._growth):
-            self._growth[known] = int(self._growth[known] * GROWTH_KEPT)
-        if before and grown > 0 and feed_id:
-            self._growth[feed_id] += grown
 
     def _note_where_it_turned(self) -> None:
         self._pulses = self._activity.pulses

@@ -83,6 +83,39 @@ def test_one_that_fills_its_memory_is_to_be_ended(tmp_path: Path) -> None:
     assert loss.cause == "memory"
 
 
+def test_it_blames_the_feed_that_the_worker_has_noted_to_grow_most(tmp_path: Path) -> None:
+    activity, monitor, _ = make_monitor(tmp_path, Limits(5, 2**20))
+    activity._memory[5] = 7  # in hand
+    for grown, blamed in ((GROWTH_MIN_BYTES, (12, True)), (GROWTH_MIN_BYTES - 1, (None, False))):
+        activity.note_grower(12, grown, 2 * grown)
+        loss = monitor.check()
+        assert loss is not None
+        assert (loss.feed_id, loss.is_certain) == blamed
+    activity.note_grower(12, 2 * GROWTH_MIN_BYTES, 5 * GROWTH_MIN_BYTES)
+    loss = monitor.check()
+    assert loss is not None
+    assert (loss.feed_id, loss.is_certain) == (12, False), "most of the growth was not its own"
+    activity.stop_measuring()
+    loss = monitor.check()
+    assert loss is not None
+    assert (loss.feed_id, loss.is_certain) == (7, False), "nothing was measured"
+
+
+def test_a_step_that_does_not_end_counts_as_growth_of_its_feed() -> None:
+    activity = Activity.private()
+    told: list[int] = []
+    watch = MemoryWatch(activity, limit_bytes=2**20, release=lambda feed_id, _: told.append(feed_id))
+    watch.check()
+    activity._memory[5] = 12  # in hand
+    kept = bytearray(b"x" * 2 * GROWTH_MIN_BYTES)
+    activity.stop_measuring()
+    assert watch.check(), "the step had begun before anything was measured"
+    assert told == [12]
+    assert activity.grower is not None
+    assert activity.grower[0] == 12
+    del kept
+
+
 def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
