@@ -23,27 +23,24 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from importlib.metadata import entry_points
 from threading import Event
-from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import msgspec
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.core.clock import Clock
 from feedq.core.limits import UNLIMITED, RateLimits
 from feedq.core.model import JSON, Batch
 from feedq.core.permission import DEFAULT, Permissions
-from feedq.core.values import StrictModel, did_you_mean
-from feedq.errors import InvalidInput
+from feedq.core.plugins import installed, load_installed, valid_options
+from feedq.core.values import StrictModel
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.records.template import RESERVED
 from feedq.secrets import check_secret_name, parse_reference
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import SOURCE_MISSED
-
-M = TypeVar("M", bound=BaseModel)
 
 ENTRY_POINT_GROUP = "feedq.connectors"
 
@@ -267,27 +264,6 @@ def tell_if_unanswered(options: ConnectorOptions, tell: Callable[[str], None]) -
     return asyncio.get_running_loop().call_later(UNANSWERED_S, tell, said)
 
 
-def installed(group: str) -> list[str]:
-    """What is installed of a group of entry points."""
-    return sorted(entry.name for entry in entry_points(group=group))
-
-
-def load_installed(group: str, name: str, what: str) -> Any:
-    """Raises `InvalidInput` when there is none of that name, or it cannot be imported; ``what`` it would be."""
-    for entry in entry_points(group=group, name=name):
-        try:
-            return entry.load()
-        except Exception as error:
-            is_extra = isinstance(error, ModuleNotFoundError) and entry.value.startswith("feedq.")
-            hint = f"; pip install 'feedq[{name}]'" if is_extra else ""
-            raise InvalidInput(
-                f"{what} {name!r} ({entry.value}) cannot be imported: {error}{hint}"
-            ) from error
-    known = installed(group)
-    near = did_you_mean(name, known)
-    raise InvalidInput(f"unknown {what} {name!r}; installed are: {', '.join(known) or 'none'}{near}")
-
-
 def connector_kinds() -> list[str]:
     return installed(ENTRY_POINT_GROUP)
 
@@ -305,37 +281,3 @@ def load_connector(kind: str) -> type[Connector]:
 def parse_options(kind: str, source: Mapping[str, Any]) -> ConnectorOptions:
     """Validate a feed's ``source``. Raises `InvalidInput`, naming each option that is wrong."""
     return valid_options("source", load_connector(kind).Options, source)
-
-
-def valid_options(where: str, options: type[M], given: Mapping[str, Any]) -> M:
-    """Raises `InvalidInput`, naming each option that is wrong and ``where`` that is."""
-    try:
-        return options.model_validate(dict(given))
-    except ValidationError as error:
-        raise InvalidInput(explain_options(where, error, options)) from None
-
-
-def explain_options(where: str, error: ValidationError, options: type[BaseModel]) -> str:
-    """Says in one sentence what is wrong with each option, without its value: that may be a secret."""
-    lines = []
-    for problem in error.errors(include_input=False, include_url=False):
-        path = ".".join([where, *(str(part) for part in problem["loc"])])
-        if problem["type"] == "extra_forbidden":
-            known = _model_at(options, problem["loc"][:-1])
-            hint = f"; known are {', '.join(sorted(known.model_fields))}" if known else ""
-            hint += did_you_mean(str(problem["loc"][-1]), known.model_fields) if known else ""
-            lines.append(f"{path}: unknown option{hint}")
-        else:
-            # pydantic's words for "raised by our own validator", which says enough by itself.
-            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)
-
-
-def _model_at(options: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model that an option of a model of options is, if it is one."""
-    found: type[BaseModel] | None = options
-    for name in path:
-        field = found.model_fields.get(str(name)) if found is not None else None
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ())) if field is not None else ()
-        found = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
-    return found

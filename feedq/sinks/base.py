@@ -29,8 +29,9 @@ from uuid import UUID, uuid4
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from feedq.connectors.base import ConnectorOptions, parse_options, valid_options
+from feedq.connectors.base import ConnectorOptions, parse_options
 from feedq.core.model import JSON, Batch, FeedKey, FeedSpec, Identity, StartCursor
+from feedq.core.plugins import valid_options
 from feedq.core.values import StrictModel
 from feedq.errors import InvalidInput
 from feedq.records.csvtext import CsvFormat

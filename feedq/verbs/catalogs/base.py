@@ -22,8 +22,8 @@ from uuid import UUID
 from pydantic import BeforeValidator, Field
 
 from feedq import __version__
-from feedq.connectors.base import load_installed, valid_options
 from feedq.core.passwords import mask_url
+from feedq.core.plugins import load_installed, valid_options
 from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import StrictModel, read_json
 from feedq.errors import CatalogUnavailable, NotFound
