@@ -11,6 +11,7 @@ import pytest
 
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core.clock import SystemClock
+from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.watched_threads import watched_threads
 from feedq.worker.lease_client import LeaseClient
@@ -108,6 +109,27 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     until(lambda: sessions(harness) == both(worker.id), "both sessions are open again")
     assert {"feedq-keeper", "feedq-lease-client"} <= {thread.name for thread in watched_threads()}
     assert lease_keeper.worker is worker
+
+
+def test_a_listening_session_that_is_lost_counts_as_lost_until_another_is_there(
+    lease_keeper: LeaseKeeper, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = lease_keeper.worker
+    assert worker is not None
+    both_live = {"keeper", "listener"}
+    until(lambda: lease_keeper._core.live_connections == both_live, "both sessions are open")
+
+    def away(_: object) -> None:
+        raise Unavailable("control database: away")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(harness.store, "worker_listener", away)
+        harness.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
+            f"feedq-listener/{worker.id}",
+        )
+        until(lambda: lease_keeper._core.live_connections == {"keeper"}, "one of them was lost")
+    until(lambda: lease_keeper._core.live_connections == both_live, "it is there again")
 
 
 def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(

@@ -111,8 +111,11 @@ def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
 
 async def test_a_thread_that_ended_for_want_of_work_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fencer_module, "IDLE_S", 0.0)
+    closed: list[bool] = []
     with DataPath() as path:
+        monkeypatch.setattr(MemorySink, "close", lambda _: closed.append(path.fencer._thread is not None))
         for feed_id in (1, 2):
             assert await fence(path, request(feed_id, 1)) == [Fenced(feed_id, 1, None, 0)]
             await until(lambda: path.fencer._thread is None, "it has ended")
-            assert path.fencer._sink is None, "its session is closed"
+        await until(lambda: len(closed) == 2, "its sessions are closed")
+        assert closed == [True, True], "and not when another thread may have begun"
