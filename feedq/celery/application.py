@@ -41,15 +41,12 @@ def make_app(s: Settings) -> Celery:
     app.events.dispatcher_cls = broker.BoundedDispatcher
     app.conf.update(
         _broker_options(s),
-        result_backend=None,
+        # Celery itself accepts JSON and nothing else, keeps time in UTC and has no result backend.
         task_ignore_result=True,
-        task_serializer="json",
-        accept_content=["json"],
         task_default_queue=DEFAULT_QUEUE,
         task_queues=(Queue(DEFAULT_QUEUE), Queue(CONTROL_QUEUE)),
         task_routes={RECONCILE: {"queue": CONTROL_QUEUE}},
         task_acks_late=True,
-        task_track_started=False,
         task_publish_retry_policy={"max_retries": 2, "interval_start": 0.05, "interval_step": 0.2},
         worker_consumer="feedq.celery.bootsteps:GuardedConsumer",
         worker_pool="prefork" if asks_for_prefork(sys.argv) else STREAM_POOL,
@@ -57,14 +54,10 @@ def make_app(s: Settings) -> Celery:
         # Streams are acknowledged and still active: counted as unacknowledged, they would shrink the window
         # to one message after a reconnect.
         worker_enable_prefetch_count_reduction=False,
-        worker_cancel_long_running_tasks_on_connection_loss=False,
-        worker_disable_rate_limits=True,
-        worker_send_task_events=True,
-        worker_redirect_stdouts=False,
+        worker_send_task_events=True,  # Flower's pages
+        worker_redirect_stdouts=False,  # log lines are JSON, and what a task prints is not
         beat_scheduler="feedq.celery.beat:ElectedScheduler",
         beat_schedule=_beat_schedule(s),
-        timezone="UTC",
-        enable_utc=True,
     )
     # Remote control counts by itself.
     app.control.mailbox.clock = broker.BoundedClock()

@@ -247,8 +247,8 @@ def test_rabbitmq_has_a_time_out_for_each_direction() -> None:
 
 
 ELSEWHERE = {
-    *("alembic", "apprise", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "tornado"),
-    "opentelemetry.sdk",
+    *("alembic", "apprise", "fastapi", "flower", "jinja2", "pygments", "rich", "sqlalchemy.orm", "starlette"),
+    *("tornado", "opentelemetry.sdk"),
 }
 
 """What commands, pages, the API, alerts, traces and transactional jobs need."""
