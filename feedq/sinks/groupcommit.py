@@ -212,12 +212,7 @@ class GroupCommit:
 
     def _land(self, plan: TargetPlan, writes: Sequence[FeedWrite]) -> None:
         self._bound_locks(plan)
-        landing = TargetLanding(
-            plan,
-            is_current=lambda plan: not self._session.find_changed([plan.target]),
-            briefly=self._briefly,
-            postpones_refused=self._was_refused,
-        )
+        landing = TargetLanding(plan, briefly=self._briefly, postpones_refused=self._was_refused)
         try:
             outcome = landing.land(writes)
         except TargetChanged as changed:

@@ -150,20 +150,13 @@ class TargetOutcome:
 
 
 class TargetLanding:
-    """Lands records in one target. Methods raise the session's errors for what savepoints cannot undo."""
+    """Lands records in one target. Methods raise `TargetChanged`, and the session's errors for what savepoints
+    cannot undo."""
 
-    def __init__(
-        self,
-        plan: TargetPlan,
-        *,
-        is_current: Callable[[TargetPlan], bool] | None = None,
-        briefly: bool = False,
-        postpones_refused: bool = False,
-    ) -> None:
-        """``is_current`` says whether the table still is as planned for. ``briefly``: other feeds wait, and with
-        ``postpones_refused`` the feeds of refused records are postponed."""
+    def __init__(self, plan: TargetPlan, *, briefly: bool = False, postpones_refused: bool = False) -> None:
+        """``briefly``: other feeds wait, and with ``postpones_refused`` the feeds of refused records are
+        postponed."""
         self._plan = plan
-        self._is_current = is_current
         self._session = plan.session
         self._briefly = briefly
         self._postpones_refused = postpones_refused
@@ -171,7 +164,7 @@ class TargetLanding:
         self._failures: list[FailedAttempt] = []
 
     def land(self, writes: Sequence[FeedWrite]) -> TargetOutcome:
-        """Land what can be of these feeds. Raises `TargetChanged`."""
+        """Land what can be of these feeds."""
         postponed: dict[FeedKey, str] = {}
         try:
             for _ in range(ROUNDS_MAX):
@@ -206,8 +199,7 @@ class TargetLanding:
 
     def _land_around(self, writes: Sequence[FeedWrite], failed: FailedAttempt) -> None:
         """Land what can be of writes that were refused together."""
-        if self._is_current is not None and not self._is_current(self._plan):
-            raise TargetChanged
+        self._check_unchanged()
         records = list(SuspectRecord.of_writes(writes))
         refused, left = bisect(records, self._attempt_records, failed=failed, failures_max=FAILURES_MAX)
         self._blame_table(refused, left, records)
@@ -273,10 +265,14 @@ class TargetLanding:
         except self._session.errors as error_of_nothing:
             if self._session.is_broken or not self._session.can_undo(error_of_nothing):
                 raise
-            if self._is_current is not None and not self._is_current(self._plan):
-                raise TargetChanged from error
+            self._check_unchanged()
             raise self._broken(said, remedy) from error
         return FailedAttempt(said, position, remedy)
+
+    def _check_unchanged(self) -> None:
+        """Raise `TargetChanged` if the table is not the one that the plan was made for."""
+        if self._session.find_changed([self._plan.target]):
+            raise TargetChanged(f"table {self._plan.target.table!r} has changed meanwhile: try again")
 
     def _broken(self, said: str, remedy: str) -> TargetBroken:
         wish = remedy or "mend the table or edit the feed"

@@ -33,7 +33,7 @@ from feedq.sinks.base import (
 from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
 from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.plan import TargetPlan
-from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetLanding
+from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetChanged, TargetLanding
 from feedq.sinks.session import AnswerLost, SinkSession, parameter
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
@@ -181,9 +181,9 @@ def _explained(session: SinkSession) -> Iterator[None]:
     """Says to a person why nothing lands."""
     try:
         yield
-    except TargetBroken as broken:
+    except (TargetBroken, TargetChanged) as wrong:
         session.rollback()
-        raise InvalidInput(str(broken)) from broken
+        raise InvalidInput(str(wrong)) from wrong
     except TargetBusy as later:
         raise later.error from later
 
