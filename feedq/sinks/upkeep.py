@@ -113,16 +113,16 @@ def preview(session: SinkSession, write: FeedWrite) -> list[Preview]:
 def _planned(session: SinkSession, target: Target, *, begins: bool) -> Iterator[tuple[TargetPlan, bool]]:
     """The plan of a target as it is or, if its table is yet to be made, as it will be, and whether records can be
     landed there in the transaction that this ``begins``, and rolls back. Raises `InvalidInput`."""
-    is_imagined = session.is_yet_to_be_made(target)
     try:
-        plan, lands = session.imagine(target) if is_imagined else (session.inspect(target), True)
-        if begins and not is_imagined:
-            session.begin_for_person()
-        yield plan, lands
+        if session.is_yet_to_be_made(target):
+            yield session.imagine(target)
+        else:
+            plan = session.inspect(target)
+            if begins:
+                session.begin_for_person()
+            yield plan, True
     finally:
         session.rollback()
-        if is_imagined:
-            session.forget(target)
 
 
 def _preview(plan: TargetPlan, suspect: SuspectRecord, *, lands: bool) -> Preview:

@@ -155,6 +155,8 @@ def test_many_keyed_landings_share_a_session(
         for group in groups:
             sink.write([write(targets.index(x), 1, batch(b"x"), target=x) for x in group])
     assert all(harness.landed(target).total() == 1 for target in targets)
+    staging = "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname LIKE 'feedq_stage_%'"
+    assert harness.query(staging) == [(3,)]
 
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
@@ -247,6 +249,21 @@ def test_new_keys_cost_one_savepoint_and_no_staging_table(harness: PostgresSinkH
     sink.write([write(1, 1, batch(b'{"n": 2}', b'{"n": 3}'), target=target)])
     assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["CREATE"]) == (2, 1)
     assert numbers(harness) == [1, 2, 3]
+
+
+def test_rows_without_a_key_land_once_when_a_record_among_them_is_refused(
+    harness: PostgresSinkHarness,
+) -> None:
+    """What one attempt of a transaction has staged is not inserted again by the next."""
+    harness.query("CREATE TABLE typed (n bigint UNIQUE)")
+    target = typed(key=["n"])
+    sink = harness.sink()
+    fence(sink, 1, 1, target)
+    nulls, there, refused = [b'{"n": null}'] * 2, b'{"n": 1}', b'{"n": 9223372036854775808}'
+    sink.write([write(1, 1, batch(there), target=target)])
+    written = sink.write([write(1, 1, batch(there, *nulls, refused, *nulls), target=target)])
+    assert (written.landed, written.dead) == ({(1, 1): 5}, {(1, 1): 1})
+    assert harness.query("SELECT count(*), count(n) FROM typed") == [(5, 1)]
 
 
 def test_another_unique_index_refuses_its_record_only(harness: PostgresSinkHarness) -> None:
