@@ -170,7 +170,7 @@ class Websocket:
         self._timer = self._answerer = None
         self._connection.close()
 
-    def ending(self, *, after: str = "") -> FeedqError:
+    def ending(self, *, after: str) -> FeedqError:
         """Why there are no more messages; ``after`` says behind what."""
         if self._trouble is not None:
             return self._trouble

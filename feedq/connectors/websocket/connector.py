@@ -23,6 +23,7 @@ from feedq.connectors.record_options import CursorOptions, line_framer
 from feedq.connectors.websocket.connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.wire.remote import check_template
 from feedq.core.model import JSON, Batch, Records, as_lines
+from feedq.errors import FeedqError
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
     LF,
@@ -171,13 +172,12 @@ class WebsocketConnector:
         """
         websocket = await open_websocket(self._options, cursor, self._context)
         reader = self._options.cursor_reader
-        stream = RecordStream(
-            MessageFramer(self._options),
-            self._context,
-            cursor=cursor,
-            follow=None if reader is None else reader.after,
-            refuse=lambda *_: websocket.ending(),
-        )
+        framer, follow = MessageFramer(self._options), None if reader is None else reader.after
+
+        def ended(_: object, cursor: JSON) -> FeedqError:
+            return websocket.ending(after=f"after cursor {show_cursor(cursor)}")
+
+        stream = RecordStream(framer, self._context, cursor=cursor, follow=follow, refuse=ended)
         try:
             for message in self._subscriptions(cursor):
                 websocket.send(message)
@@ -187,7 +187,7 @@ class WebsocketConnector:
                     yield batch
         finally:
             websocket.close()
-        raise websocket.ending(after=f"after cursor {show_cursor(stream.cursor)}")
+        raise ended(None, stream.cursor)
 
     def _subscriptions(self, cursor: JSON) -> list[bytes]:
         context, resumed_after = self._context, self._options.resumed_after(cursor)
