@@ -12,7 +12,8 @@ or times to parse. Measured against COPY of the bare lines into a single jsonb c
 records a second; the same rows in text format land two thirds of it.
 
 Nothing is looked at, so the server refuses a bad record with all that is sent beside it. The attempt is then
-repeated with a look at each record, and for a while groups are looked at before they are sent: a `Detour`.
+repeated with a look at each record, and for a while groups are looked at before they are sent: a `Detour`. So are
+columns of integers: ``1.0`` is one to JSON, and none to the server.
 
 With a key, records take another way: `feedq.sinks.stagedcopy`.
 """
@@ -69,7 +70,7 @@ BAD_TEXT: Final = (
     errorcodes.UNTRANSLATABLE_CHARACTER,
     errorcodes.CHARACTER_NOT_IN_REPERTOIRE,
 )
-"""What the server says of a payload that `DefaultRows.encode` finds."""
+"""What the server says of what `encode` finds and `encode_quickly` does not."""
 DETOUR_FIRST: Final = 8
 DETOUR_MAX: Final = 4_096
 """Groups, hence some minutes at full speed: so late is it noticed that a source has become better."""
@@ -125,15 +126,15 @@ class CopyPlan(TargetPlan):
 
     def __init__(self, session: PostgresSession, target: Target, shape: TableShape) -> None:
         super().__init__(session, target, shape)
-        default = None if target.is_mapped else DefaultRows(shape.columns["payload"].type)
-        self._rows: ColumnRows | DefaultRows = default or self.rows
-        self._encode_quickly = default.encode_quickly if default else self.rows.encode
-        self._looking = Detour(*BAD_TEXT if default else ())
+        self._rows: ColumnRows | DefaultRows = (
+            self.rows if target.is_mapped else DefaultRows(shape.columns["payload"].type)
+        )
+        self._looking = Detour(*BAD_TEXT if self._rows.skips_checks else ())
         self._table = sql.Identifier(*filter(None, (shape.schema, shape.name)))
         self._statement = self._copy_into(self._table)
 
     def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
-        encode = self._encode_quickly if self._looking.is_over else self._rows.encode
+        encode = self._rows.encode_quickly if self._looking.is_over else self._rows.encode
         self._send(rows for chunk in chunks(writes) for _, rows in encoded(chunk, encode, set_aside))
         self._looking.count()
 
@@ -213,6 +214,9 @@ def listed(columns: Iterable[str]) -> sql.Composed:
 
 class DefaultRows:
     """Encodes records for one default target."""
+
+    skips_checks: Final = True
+    """Whether `encode_quickly` does."""
 
     def __init__(self, payload_type: str) -> None:
         self._version = b"\x01" if payload_type == "jsonb" else b""

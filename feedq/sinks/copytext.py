@@ -401,6 +401,8 @@ class ColumnRows:
         self._takes_scalars = self._is_json and _are_members(self._cells)
         self._integers = [itemgetter(n) for n, cell in enumerate(self._cells) if cell.kind is Kind.INTEGER]
         """Of a row of scalars, what columns of integers get."""
+        self.skips_checks = self._takes_scalars and bool(self._integers)
+        """Whether `encode_quickly` does."""
         self._try_scalars_in = 0
         """Chunks until it is worth another try."""
 
@@ -410,12 +412,14 @@ class ColumnRows:
 
     def encode(self, chunk: Chunk) -> bytes:
         """Rows of a chunk, each ended by a newline, for COPY. Raises `UnreadableRecord`."""
-        rows = self.rows(chunk)
-        if NUL in rows:
-            raise UnreadableRecord(NUL_ERROR)
-        return rows
+        return _without_nul(self.rows(chunk))
 
-    def rows(self, chunk: Chunk) -> bytes:
+    def encode_quickly(self, chunk: Chunk) -> bytes:
+        """The same without a look for numbers with a point in columns of integers, for which the server refuses
+        all rows."""
+        return _without_nul(self.rows(chunk, quickly=True))
+
+    def rows(self, chunk: Chunk, *, quickly: bool = False) -> bytes:
         """The same for databases that keep a NUL. Raises `UnreadableRecord`."""
         spans = [span.records for span in chunk]
         records = spans[0] if len(spans) == 1 else list(chain.from_iterable(spans))
@@ -423,7 +427,7 @@ class ColumnRows:
         null = None
         if self._is_json:
             rows = self._read(chunk, records)
-            if (encoded := self._rows_of_scalars(rows)) is not None:
+            if (encoded := self._rows_of_scalars(rows, quickly=quickly)) is not None:
                 return encoded
             found = self._pointers.columns(rows)
         elif self._csv is not None:
@@ -460,7 +464,7 @@ class ColumnRows:
             raise BeyondUs("invalid JSON: nested too deeply") from None
         return []
 
-    def _rows_of_scalars(self, rows: Sequence[Row]) -> bytes | None:
+    def _rows_of_scalars(self, rows: Sequence[Row], *, quickly: bool) -> bytes | None:
         """Rows of strings without escapes, numbers, true and false, quicker than column by column; None if there
         is anything else."""
         if not self._takes_scalars:
@@ -472,10 +476,16 @@ class ColumnRows:
         if b"\\" in text or b"{" in text or b"[" in text or _has_nothing_or_null(text):
             self._try_scalars_in = TRY_AGAIN_AFTER
             return None
-        if any(b"." in LF.join(map(integer, rows)) for integer in self._integers):
+        if not quickly and any(b"." in LF.join(map(integer, rows)) for integer in self._integers):
             return None
         # No string holds a quote without a backslash: these are the quotes around strings.
         return text.replace(b'"', b"")
+
+
+def _without_nul(rows: bytes) -> bytes:
+    if NUL in rows:
+        raise UnreadableRecord(NUL_ERROR)
+    return rows
 
 
 def _whole(text: bytes) -> bytes:

@@ -438,6 +438,22 @@ def test_records_that_only_the_table_refuses_are_found_behind_those_that_any_wou
     assert harness.query("SELECT n FROM typed WHERE n IS NOT NULL ORDER BY n") == [(1,), (2,)]
 
 
+@pytest.mark.parametrize("key", [[], ["n"]])
+def test_a_number_with_a_point_costs_an_attempt_the_first_time(
+    harness: PostgresSinkHarness, key: list[str]
+) -> None:
+    harness.query("CREATE TABLE typed (n bigint UNIQUE)")
+    target = typed(key=key)
+    sink = harness.sink(url=harness.proxy.url)
+    fence(sink, 1, 1, target)
+    for first, copies in ((1, 2), (3, 1)):
+        harness.proxy.seen.clear()
+        group = lines(b'{"n": %d.0}' % first, b'{"n": %d}' % (first + 1), cursor=first)
+        assert sink.write([write(1, 1, group, target=target)], briefly=True).landed == {(1, 1): 2}
+        assert harness.proxy.seen["COPY"] == copies
+    assert numbers(harness) == [1, 2, 3, 4]
+
+
 def typed(**more: object) -> Target:
     sink = parse_sink({"table": "typed", "columns": {"n": "/n"}, **more})
     return target_of(sink, ConnectorOptions())

@@ -69,8 +69,15 @@ def sorted_out(
     def set_aside(suspect: SuspectRecord, why: str) -> None:
         dead.append((suspect, why))
 
+    # What default rows hold is looked at by `encode`.
     encode = rows.encode_quickly if isinstance(rows, DefaultRows) else rows.encode
     landed = [text for chunk in chunks(writes) for _, text in encoded_around(chunk, encode, set_aside)]
+    if not rows.skips_checks:
+        assert landed == [
+            text
+            for chunk in chunks(writes)
+            for _, text in encoded_around(chunk, rows.encode_quickly, lambda *_: None)
+        ]
     return landed, dead
 
 
