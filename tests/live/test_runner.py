@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
@@ -37,15 +37,15 @@ FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
 class NumberedSource:
     """Sends ``{"seq": n}`` lines after the cursor it is told, up to ``count`` a connection."""
 
-    def __init__(self) -> None:
-        self.count = 1_000_000
+    def __init__(self, *, count: int = 1_000_000, garbage: bytes = b"", last: int | None = None) -> None:
+        self.count = count
         self.hellos: list[Any] = []
         self.open = 0
         self.most_open = 0
         self.port = 0
-        self.garbage = b""
+        self.garbage = garbage
         self.sent = 0
-        self.last: int | None = None
+        self.last = last
         """After this record it says nothing more, once ``may_send_last`` is set, and keeps the connection."""
         self.may_send_last = asyncio.Event()
 
@@ -86,6 +86,9 @@ async def numbered_source(source: NumberedSource | None = None) -> AsyncIterator
 
 class Bench:
     """A runner and what surrounds it."""
+
+    source: NumberedSource
+    """What it streams from; see `streaming`."""
 
     def __init__(
         self,
@@ -184,63 +187,72 @@ def options(source: NumberedSource, **more: Any) -> dict[str, Any]:
     }
 
 
+@asynccontextmanager
+async def streaming(
+    source: NumberedSource | None = None,
+    *,
+    tables: MemoryTables | None = None,
+    flush_interval_s: float = 0.01,
+    asked: Mapping[str, Any] | None = None,
+    begins: bool = True,
+    **surroundings: Any,
+) -> AsyncIterator[Bench]:
+    """A runner that has begun, over a source of numbers; ``asked`` are more options of the feed."""
+    async with numbered_source(source) as serving_it:
+        with DataPath(tables, flush_interval_s=flush_interval_s) as path:
+            bench = Bench(path, options(serving_it, **(asked or {})), **surroundings)
+            bench.source = serving_it
+            if begins:
+                bench.start()
+            yield bench
+
+
 async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
-    async with numbered_source() as source:
-        with DataPath(flush_interval_s=3600) as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await until(lambda: path.budget.bytes > 100, "something was received")
-            await bench.stop()
-            await until(lambda: source.open == 0, "the socket is closed")
+    async with streaming(flush_interval_s=3600) as bench:
+        await until(lambda: bench.path.budget.bytes > 100, "something was received")
+        await bench.stop()
+        await until(lambda: bench.source.open == 0, "the socket is closed")
     assert bench.landed == list(range(1, len(bench.landed) + 1))
-    assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+    assert bench.path.tables.checkpoints[1].cursor == len(bench.landed) > 0
 
 
 async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record_lands() -> None:
-    async with numbered_source() as source:
-        with DataPath(MemoryTables(poison=b'"seq": 3,')) as path:
-            bench = Bench(path, options(source))
-            bench.runner._retries.failures = 4
-            bench.start()
-            await bench.landed_at_least(5)
-            await until(lambda: bench.runner.progress.report().failures == 0, "a record has landed")
-            bench.sinks.said_trouble = "sink 'default': away"
-            first, second = bench.runner.progress.report(), bench.runner.progress.report()
-            assert (first.sink_error, first.error) == ("sink 'default': away",) * 2
-            assert (second.sink_error, second.error) == ("sink 'default': away", None)
-            bench.sinks.said_trouble = None
-            assert bench.runner.progress.report().sink_error is None
-            bench.runner.give_up("nobody writes here")
-            release = await bench.released()
+    async with streaming(tables=MemoryTables(poison=b'"seq": 3,'), begins=False) as bench:
+        bench.runner._retries.failures = 4
+        bench.start()
+        await bench.landed_at_least(5)
+        await until(lambda: bench.runner.progress.report().failures == 0, "a record has landed")
+        bench.sinks.said_trouble = "sink 'default': away"
+        first, second = bench.runner.progress.report(), bench.runner.progress.report()
+        assert (first.sink_error, first.error) == ("sink 'default': away",) * 2
+        assert (second.sink_error, second.error) == ("sink 'default': away", None)
+        bench.sinks.said_trouble = None
+        assert bench.runner.progress.report().sink_error is None
+        bench.runner.give_up("nobody writes here")
+        release = await bench.released()
     assert (release.reason, release.error) == (Reason.BACKOFF, "nobody writes here")
     assert bench.runner.progress.report().failures == 1
 
 
 async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}))
-            bench.start()
-            await bench.landed_at_least(1)
-            landed = len(bench.landed)
-            await until(lambda: source.sent > landed + 100, "the source has sent more")
-            assert len(bench.landed) == landed, "a row of a thousand seconds from now has landed"
-            await bench.stop()
+    async with streaming(asked={"limits": {"rows_per_s": 1e-3}}) as bench:
+        await bench.landed_at_least(1)
+        landed = len(bench.landed)
+        await until(lambda: bench.source.sent > landed + 100, "the source has sent more")
+        assert len(bench.landed) == landed, "a row of a thousand seconds from now has landed"
+        await bench.stop()
     assert bench.landed == list(range(1, landed + 1))
-    assert path.tables.checkpoints[1].cursor == landed
+    assert bench.path.tables.checkpoints[1].cursor == landed
 
 
 async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "THROTTLE_NAP_S_MAX", 0.05)
-    async with numbered_source() as source:
-        with DataPath(flush_interval_s=0.5) as path:
-            bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}))
-            bench.start()
-            await until(lambda: path.budget.bytes, "a batch is on its way")
-            path.tables.unusable["landed"] = "table 'landed' is gone"
-            release = await bench.released()
+    async with streaming(flush_interval_s=0.5, asked={"limits": {"rows_per_s": 1e-3}}) as bench:
+        await until(lambda: bench.path.budget.bytes, "a batch is on its way")
+        bench.path.tables.unusable["landed"] = "table 'landed' is gone"
+        release = await bench.released()
     assert (release.reason, release.error) == (Reason.FAILED, "table 'landed' is gone")
 
 
@@ -284,40 +296,33 @@ def install_odd_connector(directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -> None:
-    async with numbered_source() as source:
-        source.count = 7
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            release = await bench.released()
+    async with streaming(NumberedSource(count=7)) as bench:
+        release = await bench.released()
     assert release.reason is Reason.BACKOFF, "after three failures in a row another worker may try"
     assert (release.attempts, release.error) == (3, release.error)
     assert release.error is not None
     assert "closed" in release.error
     assert bench.runner.progress.report().failures <= 1, "it landed records after each of the others"
     assert bench.landed == list(range(1, 22))
-    assert source.most_open == 1
+    assert bench.source.most_open == 1
 
 
 async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(5)
-            bench.trusted.clear()
-            bench.runner.sockets.cut()
-            bench.runner.interrupt(Interrupt.SUSPEND)
-            await until(lambda: source.open == 0, "cut")
-            # A moment, to see that nothing happens.
-            await asyncio.sleep(0.05)
-            assert len(source.hellos) == 1, "connected while the lease was not trusted"
-            before = len(bench.landed)
-            bench.trusted.set()
-            await bench.landed_at_least(before + 5)
-            await bench.stop()
+    async with streaming() as bench:
+        await bench.landed_at_least(5)
+        bench.trusted.clear()
+        bench.runner.sockets.cut()
+        bench.runner.interrupt(Interrupt.SUSPEND)
+        await until(lambda: bench.source.open == 0, "cut")
+        # A moment, to see that nothing happens.
+        await asyncio.sleep(0.05)
+        assert len(bench.source.hellos) == 1, "connected while the lease was not trusted"
+        before = len(bench.landed)
+        bench.trusted.set()
+        await bench.landed_at_least(before + 5)
+        await bench.stop()
     assert bench.landed == list(range(1, len(bench.landed) + 1))
-    assert source.most_open == 1
+    assert bench.source.most_open == 1
 
 
 async def fence_off(bench: Bench) -> Release:
@@ -331,69 +336,53 @@ async def fence_off(bench: Bench) -> Release:
 
 
 async def test_a_newer_epoch_in_the_sink_ends_it_and_the_feed_may_be_placed_again_at_once() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(3)
-            release = await fence_off(bench)
+    async with streaming() as bench:
+        await bench.landed_at_least(3)
+        release = await fence_off(bench)
     assert (release.reason, release.retry_in_s, release.attempts) == (Reason.FENCED, 0.0, 1)
     assert "epoch 1 was superseded" in (release.error or "")
     assert not bench.runner.progress.report().connected
 
 
 async def test_a_feed_that_was_fenced_while_its_source_says_nothing_more_ends_all_the_same() -> None:
-    async with numbered_source() as source:
-        source.last = 4
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(3)
-            source.may_send_last.set()
-            assert (await fence_off(bench)).reason is Reason.FENCED
+    async with streaming(NumberedSource(last=4)) as bench:
+        await bench.landed_at_least(3)
+        bench.source.may_send_last.set()
+        assert (await fence_off(bench)).reason is Reason.FENCED
 
 
 async def test_lost_overrides_a_stop_that_is_under_way() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(3)
-            path.tables.away = True
-            await until(lambda: path.budget.bytes > 100, "something waits to be committed")
-            bench.runner.interrupt(Interrupt.STOP)
-            await until(lambda: source.open == 0, "it has begun to let go")
-            bench.runner.interrupt(Interrupt.LOST)
-            assert await bench.end() is None
-            path.tables.away = False
+    async with streaming() as bench:
+        await bench.landed_at_least(3)
+        bench.path.tables.away = True
+        await until(lambda: bench.path.budget.bytes > 100, "something waits to be committed")
+        bench.runner.interrupt(Interrupt.STOP)
+        await until(lambda: bench.source.open == 0, "it has begun to let go")
+        bench.runner.interrupt(Interrupt.LOST)
+        assert await bench.end() is None
+        bench.path.tables.away = False
 
 
 async def test_a_sink_ahead_of_a_restored_control_database_raises_the_epoch() -> None:
     tables = MemoryTables(checkpoints={1: MemoryCheckpoint(99, uuid4(), cursor=5)})
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source), epoch=1)
-            bench.start()
-            await bench.landed_at_least(3)
-            assert bench.raised == [99]
-            assert bench.runner.key == (1, 100)
-            release = await bench.stop()
+    async with streaming(tables=tables, epoch=1) as bench:
+        await bench.landed_at_least(3)
+        assert bench.raised == [99]
+        assert bench.runner.key == (1, 100)
+        release = await bench.stop()
     assert release.epoch == 100
 
 
 async def test_a_live_predecessor_is_waited_for() -> None:
     tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, uuid4(), cursor=7)}, locked={1})
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source), epoch=2)
-            bench.start()
-            # A moment, to see that nothing happens.
-            await asyncio.sleep(0.1)
-            assert source.hellos == []
-            with tables.lock:
-                tables.locked.clear()
-            await bench.landed_at_least(2)
-            await bench.stop()
+    async with streaming(tables=tables, epoch=2) as bench:
+        # A moment, to see that nothing happens.
+        await asyncio.sleep(0.1)
+        assert bench.source.hellos == []
+        with tables.lock:
+            tables.locked.clear()
+        await bench.landed_at_least(2)
+        await bench.stop()
 
 
 async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> None:
@@ -408,35 +397,28 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
 
 
 async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worker_too() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            path.tables.poison = b'"seq"'
-            bench = Bench(path, options(source))
-            bench.start()
-            # Rates are measured with each report.
-            await until(
-                lambda: (
-                    bench.runner.progress.report() and bench.runner.progress.status(None) is Status.REFUSING
-                ),
-                "refusing",
-            )
-            assert bench.runner.progress.status(LAGGING) is Status.STALLED
-            await bench.stop()
+    async with streaming() as bench:
+        bench.path.tables.poison = b'"seq"'
+        # Rates are measured with each report.
+        await until(
+            lambda: bench.runner.progress.report() and bench.runner.progress.status(None) is Status.REFUSING,
+            "refusing",
+        )
+        assert bench.runner.progress.status(LAGGING) is Status.STALLED
+        await bench.stop()
 
 
 async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            assert bench.runner.progress.unwritten_s == 0
-            bench.start()
-            await bench.landed_at_least(2)
-            path.tables.away = True
-            await until(lambda: bench.runner.progress.unwritten_s > 0.3, "it waits")
-            path.tables.away = False
-            await until(lambda: bench.runner.progress.unwritten_s < 0.3, "it is written")
-            await bench.stop()
-            assert bench.runner.progress.unwritten_s == 0
+    async with streaming(begins=False) as bench:
+        assert bench.runner.progress.unwritten_s == 0
+        bench.start()
+        await bench.landed_at_least(2)
+        bench.path.tables.away = True
+        await until(lambda: bench.runner.progress.unwritten_s > 0.3, "it waits")
+        bench.path.tables.away = False
+        await until(lambda: bench.runner.progress.unwritten_s < 0.3, "it is written")
+        await bench.stop()
+        assert bench.runner.progress.unwritten_s == 0
 
 
 @pytest.mark.parametrize(("is_new_here", "attempts"), [(True, 4), (False, 6)])
@@ -455,11 +437,8 @@ async def test_looks_at_what_cannot_run_are_counted_apart_from_failures_of_the_s
     has_failed: bool, looks: int
 ) -> None:
     tables = MemoryTables(unusable={"landed": "table landed does not exist"})
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source), attempts=7, has_failed=has_failed)
-            bench.start()
-            release = await bench.released()
+    async with streaming(tables=tables, attempts=7, has_failed=has_failed) as bench:
+        release = await bench.released()
     assert (release.reason, release.attempts) == (Reason.FAILED, looks)
     assert bench.runner.progress.report().attempts == (0 if has_failed else 7), (
         "a look is no try at the source"
@@ -469,24 +448,22 @@ async def test_looks_at_what_cannot_run_are_counted_apart_from_failures_of_the_s
 
 
 async def test_somebody_elses_cancellation_is_not_swallowed() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            task = bench.start()
-            await bench.landed_at_least(2)
-            task.cancel()
-            async with asyncio.timeout(10):
-                await asyncio.wait([task])
-            assert task.cancelled()
+    async with streaming(begins=False) as bench:
+        task = bench.start()
+        await bench.landed_at_least(2)
+        task.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.wait([task])
+        assert task.cancelled()
 
 
 async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_feed_fails() -> None:
-    async with numbered_source() as source:
-        source.garbage = b'{"seq": 2, "pad": "' + b"x" * 2000 + b'"}\n'
-        with DataPath(flush_interval_s=0.2) as path:
-            bench = Bench(path, options(source, max_record_bytes=1000))
-            bench.start()
-            release = await bench.released()
+    async with streaming(
+        NumberedSource(garbage=b'{"seq": 2, "pad": "' + b"x" * 2000 + b'"}\n'),
+        flush_interval_s=0.2,
+        asked={"max_record_bytes": 1000},
+    ) as bench:
+        release = await bench.released()
     assert release.reason is Reason.FAILED
     assert "1000" in (release.error or "")
     assert bench.landed == [1]
@@ -496,23 +473,20 @@ async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_fe
 async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has(gone: bool) -> None:
     """Rows and checkpoint went back together: what is missing is asked for again, and nothing else."""
     tables, rewinds = MemoryTables(), sink_rewinds()
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(20)
-            with tables.lock:
-                kept = 0 if gone else 5
-                del tables.rows["acme/orders"][kept:]
-                if gone:
-                    del tables.checkpoints[1]
-                else:
-                    tables.checkpoints[1] = MemoryCheckpoint(
-                        1, path.worker_id, cursor=bench.landed[-1], commit_id=uuid4()
-                    )
-            await bench.landed_at_least(40)
-            progress = bench.runner.progress.report()
-            await bench.stop()
+    async with streaming(tables=tables) as bench:
+        await bench.landed_at_least(20)
+        with tables.lock:
+            kept = 0 if gone else 5
+            del tables.rows["acme/orders"][kept:]
+            if gone:
+                del tables.checkpoints[1]
+            else:
+                tables.checkpoints[1] = MemoryCheckpoint(
+                    1, bench.path.worker_id, cursor=bench.landed[-1], commit_id=uuid4()
+                )
+        await bench.landed_at_least(40)
+        progress = bench.runner.progress.report()
+        await bench.stop()
     first = bench.landed[0]
     assert bench.landed == list(range(first, first + len(bench.landed)))
     assert progress.rewind is not None
@@ -532,30 +506,25 @@ def sink_rewinds() -> float:
 
 async def test_a_cursor_that_a_person_gave_is_gone_on_from_and_is_no_sink_that_went_back() -> None:
     tables, rewinds = MemoryTables(), sink_rewinds()
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(20)
-            change = CheckpointChange(1, "acme/orders", IDENTITY, lambda own: StartCursor(5, 5))
-            path.make_sink().change_checkpoint(change)
-            await until(lambda: bench.landed.count(6) == 2, "the source is asked again")
-            progress = bench.runner.progress.report()
-            await bench.stop()
+    async with streaming(tables=tables) as bench:
+        await bench.landed_at_least(20)
+        change = CheckpointChange(1, "acme/orders", IDENTITY, lambda own: StartCursor(5, 5))
+        bench.path.make_sink().change_checkpoint(change)
+        await until(lambda: bench.landed.count(6) == 2, "the source is asked again")
+        progress = bench.runner.progress.report()
+        await bench.stop()
     assert (progress.rewind, progress.error, sink_rewinds()) == (None, None, rewinds)
 
 
 async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:
     tables = MemoryTables()
-    async with numbered_source() as source:
-        with DataPath(tables) as path:
-            bench = Bench(path, options(source))
-            bench.may_raise = False
-            bench.start()
-            await bench.landed_at_least(5)
-            with tables.lock:
-                tables.checkpoints[1] = MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4())
-                landed = len(bench.landed)
-            release = await bench.released()
+    async with streaming(tables=tables, begins=False) as bench:
+        bench.may_raise = False
+        bench.start()
+        await bench.landed_at_least(5)
+        with tables.lock:
+            tables.checkpoints[1] = MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4())
+            landed = len(bench.landed)
+        release = await bench.released()
     assert release.reason is Reason.FENCED
     assert len(bench.landed) == landed

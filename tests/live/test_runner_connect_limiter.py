@@ -13,8 +13,8 @@ from feedq.core.clock import SystemClock
 from feedq.core.model import Reason
 from feedq.worker.pacing import ConnectLimiter
 from feedq.worker.runner import Interrupt
-from tests.live.test_runner import Bench, numbered_source, options
-from tests.unit.data_path import DataPath, until
+from tests.live.test_runner import streaming
+from tests.unit.data_path import until
 
 NEXT_YEAR = 1e-8
 """A rate at which the first one goes, and the next one in years."""
@@ -34,15 +34,12 @@ async def test_a_feed_that_waits_for_its_turn_is_connecting_and_ends_at_once_whe
 ) -> None:
     paced = connect_limiter()
     await paced.turn("127.0.0.1")
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source), connect_limiter=paced)
-            bench.start()
-            await until(lambda: waiting(paced) == 1, "it waits")
-            assert bench.runner.progress.status(None) == "connecting"
-            bench.runner.interrupt(why, reason=Reason.PAUSED)
-            release = await bench.end()
-    assert source.hellos == []
+    async with streaming(connect_limiter=paced) as bench:
+        await until(lambda: waiting(paced) == 1, "it waits")
+        assert bench.runner.progress.status(None) == "connecting"
+        bench.runner.interrupt(why, reason=Reason.PAUSED)
+        release = await bench.end()
+    assert bench.source.hellos == []
     assert waiting(paced) == 0
     assert (release and release.reason) == (Reason.PAUSED if why is Interrupt.STOP else None)
 
@@ -50,33 +47,27 @@ async def test_a_feed_that_waits_for_its_turn_is_connecting_and_ends_at_once_whe
 async def test_a_feed_that_is_suspended_while_it_waits_lines_up_again() -> None:
     paced = connect_limiter()
     await paced.turn("127.0.0.1")
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source), connect_limiter=paced)
-            bench.start()
-            await until(lambda: waiting(paced) == 1, "it waits")
-            bench.trusted.clear()
-            bench.runner.interrupt(Interrupt.SUSPEND)
-            await until(lambda: waiting(paced) == 0, "it left the line")
-            bench.trusted.set()
-            await until(lambda: waiting(paced) == 1, "it waits again")
-            bench.runner.interrupt(Interrupt.LOST)
-            await bench.end()
+    async with streaming(connect_limiter=paced) as bench:
+        await until(lambda: waiting(paced) == 1, "it waits")
+        bench.trusted.clear()
+        bench.runner.interrupt(Interrupt.SUSPEND)
+        await until(lambda: waiting(paced) == 0, "it left the line")
+        bench.trusted.set()
+        await until(lambda: waiting(paced) == 1, "it waits again")
+        bench.runner.interrupt(Interrupt.LOST)
+        await bench.end()
 
 
 async def test_a_reconnect_is_paced_like_a_first_connect() -> None:
     paced = connect_limiter()
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source), connect_limiter=paced)
-            bench.start()
-            await bench.landed_at_least(3)
-            bench.runner.sockets.cut()
-            await until(lambda: waiting(paced) == 1, "it waits for its next turn")
-            # Long enough for a connection that should not be made.
-            await asyncio.sleep(0.05)
-            assert len(source.hellos) == 1
-            await bench.stop()
+    async with streaming(connect_limiter=paced) as bench:
+        await bench.landed_at_least(3)
+        bench.runner.sockets.cut()
+        await until(lambda: waiting(paced) == 1, "it waits for its next turn")
+        # Long enough for a connection that should not be made.
+        await asyncio.sleep(0.05)
+        assert len(bench.source.hellos) == 1
+        await bench.stop()
 
 
 REMOTE: dict[str, dict[str, Any]] = {

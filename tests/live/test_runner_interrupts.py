@@ -14,8 +14,8 @@ from feedq.connectors.tcp import TcpOptions
 from feedq.core.model import JSON, Batch, Reason
 from feedq.errors import SourceSilent
 from feedq.worker.runner import Interrupt
-from tests.live.test_runner import Bench, numbered_source, options
-from tests.unit.data_path import AT, DataPath, until
+from tests.live.test_runner import streaming
+from tests.unit.data_path import AT, until
 
 
 class Deaf:
@@ -57,24 +57,19 @@ class Complaining:
 
 @pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.LOST])
 async def test_an_interrupt_that_comes_before_the_runner_has_begun_is_heeded(why: Interrupt) -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.runner.interrupt(why, reason=Reason.PAUSED)
-            bench.start()
-            release = await bench.end()
-    assert source.hellos == [], "it connected in spite of the interrupt"
+    async with streaming(begins=False) as bench:
+        bench.runner.interrupt(why, reason=Reason.PAUSED)
+        bench.start()
+        release = await bench.end()
+    assert bench.source.hellos == [], "it connected in spite of the interrupt"
     assert (release and release.reason) == (Reason.PAUSED if why is Interrupt.STOP else None)
 
 
 async def test_an_interrupt_between_the_start_of_the_task_and_its_first_step_is_heeded() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            bench.runner.interrupt(Interrupt.LOST)
-            assert await bench.end() is None
-    assert source.hellos == []
+    async with streaming() as bench:
+        bench.runner.interrupt(Interrupt.LOST)
+        assert await bench.end() is None
+    assert bench.source.hellos == []
 
 
 @pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.SUSPEND])
@@ -89,18 +84,15 @@ async def test_a_feed_interrupted_while_it_reads_its_secrets_is_not_lost(
         return dict.fromkeys(references, "secret")
 
     monkeypatch.setattr("feedq.worker.runner.resolve_secrets", slow)
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source, secrets={"token": "${env:HOME}"}))
-            bench.start()
-            await until(reading.is_set, "reading its secrets")
-            bench.runner.interrupt(why)
-            await asyncio.sleep(0)
-            go_on.set()
-            if why is Interrupt.SUSPEND:
-                await bench.landed_at_least(2)
-                bench.runner.interrupt(Interrupt.STOP)
-            release = await bench.released()
+    async with streaming(asked={"secrets": {"token": "${env:HOME}"}}) as bench:
+        await until(reading.is_set, "reading its secrets")
+        bench.runner.interrupt(why)
+        await asyncio.sleep(0)
+        go_on.set()
+        if why is Interrupt.SUSPEND:
+            await bench.landed_at_least(2)
+            bench.runner.interrupt(Interrupt.STOP)
+        release = await bench.released()
     assert release.reason is Reason.RELEASED
 
 
@@ -108,13 +100,10 @@ async def test_a_connector_that_swallows_cancellation_cannot_go_on_after_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("feedq.worker.runner.load_connector", lambda _: Deaf)
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(2)
-            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-            release = await bench.released()
+    async with streaming() as bench:
+        await bench.landed_at_least(2)
+        bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+        release = await bench.released()
     assert release.reason is Reason.PAUSED
     assert bench.landed == list(range(1, len(bench.landed) + 1))
 
@@ -123,30 +112,24 @@ async def test_an_interrupted_connection_is_no_failure_whatever_its_connector_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("feedq.worker.runner.load_connector", lambda _: Complaining)
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(1)
-            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-            release = await bench.released()
+    async with streaming() as bench:
+        await bench.landed_at_least(1)
+        bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+        release = await bench.released()
     report = bench.runner.progress.report()
     assert (release.reason, release.error) == (Reason.PAUSED, None)
     assert (report.failures, report.attempts, report.error, report.stalled) == (0, 0, None, False)
 
 
 async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short() -> None:
-    async with numbered_source() as source:
-        with DataPath(flush_interval_s=3600) as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await until(lambda: path.budget.bytes > 100, "something was received")
-            path.tables.away = True
+    async with streaming(flush_interval_s=3600) as bench:
+        await until(lambda: bench.path.budget.bytes > 100, "something was received")
+        bench.path.tables.away = True
+        bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+        for _ in range(20):
             bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-            for _ in range(20):
-                bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
-                await asyncio.sleep(0.005)
-            path.tables.away = False
-            release = await bench.released()
+            await asyncio.sleep(0.005)
+        bench.path.tables.away = False
+        release = await bench.released()
     assert release.reason is Reason.PAUSED
-    assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+    assert bench.path.tables.checkpoints[1].cursor == len(bench.landed) > 0

@@ -20,10 +20,9 @@ from feedq.core.model import Feed, FeedKey, FeedSpec
 from feedq.telemetry import traces
 from feedq.telemetry.traces import FeedTrace
 from tests.fakes.sink import IDENTITY
-from tests.live.test_runner import Bench, numbered_source
+from tests.live.test_runner import Bench, numbered_source, streaming
 from tests.unit.data_path import AT, DataPath, until
 
-HELLO = '{"from": {cursor}}\n'
 LEAVES_WITHIN_S = 5.0
 """With the end of the interpreter on a busy machine; the SDK alone takes ten."""
 FEED = Feed(
@@ -84,12 +83,9 @@ def begun(feed: Feed, key: FeedKey) -> FeedTrace:
 
 
 async def test_a_commit_is_linked_to_its_feeds(spans: Spans) -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, {"url": f"tcp://127.0.0.1:{source.port}", "hello": HELLO, "cursor": "/seq"})
-            bench.start()
-            await until(lambda: spans.named("feedq.commit"), "a commit")
-            await bench.stop()
+    async with streaming() as bench:
+        await until(lambda: spans.named("feedq.commit"), "a commit")
+        await bench.stop()
     commit = spans.named("feedq.commit")[0]
     assert [link.context.trace_id for link in commit.links] == [spans.one("feedq.feed").context.trace_id]
     assert commit.attributes is not None

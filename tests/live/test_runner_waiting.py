@@ -12,7 +12,7 @@ import pytest
 from feedq.connectors import base
 from feedq.testing.loopback import serving, unanswering
 from tests.contract.loopback import until_closed
-from tests.live.test_runner import Bench, numbered_source, options
+from tests.live.test_runner import Bench, streaming
 from tests.unit.data_path import DataPath, until
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -61,15 +61,12 @@ async def test_a_source_that_does_not_answer_is_named_while_it_is_waited_for(kin
 
 
 async def test_a_feed_that_is_connected_says_nothing_of_it() -> None:
-    async with numbered_source() as source:
-        with DataPath() as path:
-            bench = Bench(path, options(source))
-            bench.start()
-            await bench.landed_at_least(1)
-            # Longer than a source is waited for; to see that nothing is said takes a moment.
-            await asyncio.sleep(0.1)
-            assert bench.runner.progress.report().error is None
-            await bench.stop()
+    async with streaming() as bench:
+        await bench.landed_at_least(1)
+        # Longer than a source is waited for; to see that nothing is said takes a moment.
+        await asyncio.sleep(0.1)
+        assert bench.runner.progress.report().error is None
+        await bench.stop()
 
 
 async def noticed(connector: str, source: dict[str, Any], *, landed: int) -> list[Mapping[str, str | None]]:
