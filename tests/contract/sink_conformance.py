@@ -69,6 +69,7 @@ from tests.contract.sink_stage import (
     batch,
     dead,
     fence,
+    fenced,
     landed,
     lines,
     needs,
@@ -102,22 +103,19 @@ class SinkConformance(SinkInterrupts):
         assert fence(harness.sink(), 1, 1) == Fenced(1, 1, None, 0)
 
     def test_a_successor_resumes_after_what_its_predecessor_committed(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         sink.write([write(1, 1, batch(b"1", b"2", cursor={"at": 2}))])
         sink.write([write(1, 1, batch(b"3", cursor={"at": 3}))])
         assert fence(harness.sink(), 1, 2) == Fenced(1, 2, {"at": 3}, 3)
 
     def test_the_owner_may_fence_its_own_epoch_again(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 4)
+        sink = fenced(harness, epoch=4)
         sink.write([write(1, 4, batch(b"1", cursor=1))])
         assert fence(sink, 1, 4) == Fenced(1, 4, 1, 1)
         assert sink.write([write(1, 4, batch(b"2", cursor=2))]).landed == {(1, 4): 1}
 
     def test_an_epoch_that_has_passed_is_superseded(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 9)
+        sink = fenced(harness, epoch=9)
         assert sink.fence([request(1, 8)], lock_timeout_s=LOCK_TIMEOUT_S) == [Superseded(1, 8, 9)]
         assert fence(sink, 1, 10).epoch == 10
 
@@ -163,8 +161,7 @@ class SinkConformance(SinkInterrupts):
     def test_records_land_in_order_with_their_feed_and_epoch_and_the_checkpoint_beside_them(
         self, harness: SinkHarness
     ) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 3)
+        sink = fenced(harness, epoch=3)
         written = sink.write([write(1, 3, lines(b'{"a":1}', b'{"a":2}'), batch(b'{"a":3}', cursor=[3]))])
         assert written == Written(landed={(1, 3): 3}, dead={}, lost=(), unusable={})
         sink.write([write(1, 3, batch(b'{"a":4}', cursor=[4]))])
@@ -172,8 +169,7 @@ class SinkConformance(SinkInterrupts):
         assert fence(sink, 1, 4) == Fenced(1, 4, [4], 4)
 
     def test_a_batch_without_records_moves_the_cursor(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         assert sink.write([write(1, 1, batch(cursor="later"))]).landed == {(1, 1): 0}
         assert fence(sink, 1, 2) == Fenced(1, 2, "later", 0)
 
@@ -189,8 +185,7 @@ class SinkConformance(SinkInterrupts):
         assert fence(new, 1, 2).cursor == 1
 
     def test_an_epoch_that_was_never_fenced_cannot_write(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 5)
+        sink = fenced(harness, epoch=5)
         assert sink.write([write(1, 6, batch(b"1", cursor=1)), write(2, 1, batch(b"1"))]).landed == {}
         assert landed(harness) == Counter()
 
@@ -281,8 +276,7 @@ class SinkConformance(SinkInterrupts):
             assert fence(sink, 1, epoch + 1).cursor == cursor
 
     def test_a_cursor_that_cannot_be_kept_stops_its_feed_and_no_other(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         fence(sink, 2, 1)
         no_json = float("nan")
         written = sink.write([write(1, 1, batch(b"1", cursor=no_json)), write(2, 1, batch(b"2", cursor=2))])
@@ -307,8 +301,7 @@ class SinkConformance(SinkInterrupts):
             assert not self.password or self.password not in str(raised.value)
 
     def test_a_closed_sink_can_be_used_again(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         sink.close()
         sink.close()
         assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
@@ -365,8 +358,7 @@ class SinkConformance(SinkInterrupts):
         self._isolates(harness, harness.refused, set(map(int, at.split())), make)
 
     def _isolates(self, harness: SinkHarness, bad: bytes, at: set[int], make: Callable[..., Batch]) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         good = [n for n in range(10) if n not in at]
         written = sink.write(
             [write(1, 1, make(*(bad if n in at else b"%d" % n for n in range(10)), cursor="end"))]
@@ -453,8 +445,7 @@ class SinkConformance(SinkInterrupts):
     # -- dead letters ----------------------------------------------------------------------------------
 
     def test_a_dead_letter_keeps_the_cursor_of_its_own_batch(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         sink.write([write(1, 1, batch(b"1", cursor=1), batch(UNREADABLE, cursor=2), batch(b"3", cursor=3))])
         assert dead(sink) == [("feed/1", 1, UNREADABLE, 2)]
 
@@ -477,8 +468,7 @@ class SinkConformance(SinkInterrupts):
         assert all(abs(datetime.now(UTC) - letter.at) < timedelta(minutes=20) for letter in everything)
 
     def test_dead_letters_that_are_dropped_are_gone(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         sink.write([write(1, 1, batch(b"a", b"b", b"c"))])
         first, second, third = (letter.id for letter in reversed(sink.dead_letters()))
         assert sink.drop([first, third, third + 1]) == 2
@@ -486,8 +476,7 @@ class SinkConformance(SinkInterrupts):
         assert sink.drop([first]) == sink.drop([]) == 0
 
     def test_what_is_refused_again_stays_a_dead_letter(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         sink.write([write(1, 1, batch(UNREADABLE, b"1", cursor="end"))])
         (letter,) = sink.dead_letters()
         replayed = sink.replay([letter.id], RAW)
@@ -531,8 +520,7 @@ class SinkConformance(SinkInterrupts):
         assert (checkpoint.feed_id, checkpoint.cursor, checkpoint.records) == (1, [1], 7)
 
     def test_what_a_judge_forbids_is_not_done(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         fence(sink, 2, 1, TARGETS["text"])
         sink.write([write(1, 1, batch(b"1", b"no json", cursor="end"))])
         (letter,) = sink.dead_letters()

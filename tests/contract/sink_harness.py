@@ -29,37 +29,13 @@ from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
 from tests.contract.sink_stage import (
     ENVIRONMENT,
-    LOCK_TIMEOUT_S,
     NOWHERE,
     PATIENCE_S,
     RAW,
     FrozenWrite,
-    SinkHarness,
-    batch,
-    fence,
-    lines,
-    request,
-    write,
 )
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.proxy import Fault, PostgresProxy, Trap
-
-__all__ = [
-    "LOCK_TIMEOUT_S",
-    "PATIENCE_S",
-    "RAW",
-    "FrozenWrite",
-    "MemoryHarness",
-    "PostgresSinkHarness",
-    "SinkHarness",
-    "SqliteHarness",
-    "batch",
-    "empty_database",
-    "fence",
-    "lines",
-    "request",
-    "write",
-]
 
 
 @cache

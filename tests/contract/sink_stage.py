@@ -178,6 +178,13 @@ def fence(sink: Sink, feed_id: int, epoch: int, target: Target = RAW) -> Fenced:
     return outcome
 
 
+def fenced(harness: SinkHarness, target: Target = RAW, *, epoch: int = 1, **how: Any) -> Sink:
+    """A sink for which feed 1 is fenced."""
+    sink = harness.sink(**how)
+    fence(sink, 1, epoch, target)
+    return sink
+
+
 def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
     """Write as a worker does: together at first, and what is postponed by itself until it is decided."""
     deadline = time.monotonic() + PATIENCE_S

@@ -23,6 +23,7 @@ from tests.contract.sink_stage import (
     SinkHarness,
     batch,
     fence,
+    fenced,
     landed,
     lines,
     request,
@@ -88,8 +89,7 @@ class SinkTables:
         columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in self.kinds.items())
         harness.query(f"CREATE TABLE kinds ({columns})")
         target = Target("kinds", "json", sources_of({name: f"/{name}" for name in self.kinds}))
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in self.kinds.items()) + "}"
         written = sink.write([write(1, 1, batch(record.encode()), lines(b"{}", b"[1]"), target=target)])
         assert [letter.error for letter in sink.dead_letters()] == []
@@ -134,8 +134,7 @@ class SinkTables:
         self, harness: TableHarness, target: Target
     ) -> None:
         self.orders(harness, ", UNIQUE (seq)")
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         bad = [order("seven"), order(2**63), order(5, "too long"), b'{"seq": 1', b'{"seq": "\xff"}', b""]
         bad += [b'{"seq": 1, "ts": "yesterday-ish"}']
         records = [r for n, one in enumerate(bad) for r in (order(100 + n), one)] + [order(200)]
@@ -164,8 +163,7 @@ class SinkTables:
             "record": "",
         }
         target = Target("mapped", "json", sources_of(columns))
-        sink = harness.sink()
-        fence(sink, 1, 3, target)
+        sink = fenced(harness, target, epoch=3)
         good = [
             b'{"price": null, "unit": null, "name": null}',
             b'{"price": 2, "unit": "t", "name": "x"}',
@@ -196,8 +194,7 @@ class SinkTables:
             sources_of({"symbol": "/symbol", "price": "/price", "note": "/note", "line": ""}),
             csv=CsvFormat(fields=("symbol", "price", "note"), delimiter=";"),
         )
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         good = [b'A;1.5;"x;""y"""', b'B;;""', b"C;;"]
         bad = {b"D;cheap;z": "price", b"E;1": "2 fields", b'F;"1;x': "quote", b"G;2;\xff": "UTF-8"}
         written = sink.write([write(1, 1, lines(*good, *bad), target=target)])
@@ -217,8 +214,7 @@ class SinkTables:
             f"tags {self.json}, source text, made {self.moment} DEFAULT CURRENT_TIMESTAMP)"
         )
         target = Target("flat", "json", sources_of({"source": "$feed"}), flatten="_")
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         records = [
             b'{"seq": 1, "user": {"name": "x", "age": 7}, "tags": [1, "a"]}',
             b'{"user_name": "y", "user": {"name": "not this"}, "id": 99}',
@@ -240,8 +236,7 @@ class SinkTables:
         columns = sources_of(dict(zip(names, ("/a", "/b~1c", "$feed"), strict=True)))
         for epoch, on_conflict in enumerate(OnConflict, 1):
             target = Target(table, "json", columns, (names[1],), on_conflict=on_conflict)
-            sink = harness.sink()
-            fence(sink, 1, epoch, target)
+            sink = fenced(harness, target, epoch=epoch)
             written = sink.write([write(1, epoch, batch(b'{"a": "x", "b/c": "%"}', b"bad"), target=target)])
             assert (written.landed, written.dead) == ({(1, epoch): 1}, {(1, epoch): 1})
         found = harness.query(f"SELECT * FROM {self.quoted(table)}")
@@ -268,8 +263,7 @@ class SinkTables:
         target = Target("orders", "json", sources_of({"seq": "/seq", "sku": "/lines/0/sku"}), key)
         if constraint == "UNIQUE" and key and harness.sink().check(target):
             return  # MariaDB cannot tell which of two indexes a row is in the way of
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         records = [order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")]
         assert sink.write([write(1, 1, batch(*records), target=target)]).landed == {(1, 1): 3}
         assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
@@ -289,8 +283,7 @@ class SinkTables:
         self, harness: TableHarness, target: Target, rows: list[tuple[int, str]]
     ) -> None:
         self.orders(harness, f", id {self.number}, UNIQUE (seq)")
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         assert sink.write([write(1, 1, lines(order(1, "old"), order(2, "old")), target=target)]).landed
         again = lines(order(2, "new"), order(3, "new"), order(3, "last"))
         assert sink.write([write(1, 1, again, target=target)]).landed == {(1, 1): 3}
@@ -343,8 +336,7 @@ class SinkTables:
         harness.query("CREATE TABLE " + kept % 10)
         columns = {"feed": "$feed", "epoch": "$epoch", "c": "$cursor", "at": "$received_at", "n": "/n"}
         target = Target("kept", "json", sources_of(columns))
-        sink = harness.sink()
-        fence(sink, 1, 4, target)
+        sink = fenced(harness, target, epoch=4)
         sink.write([write(1, 4, batch(b'{"n": 10}', b'{"n": "x"}', cursor={"at": 1}), target=target)])
         letters = {letter.record: letter for letter in sink.dead_letters()}
         ids = [letter.id for letter in letters.values()]
@@ -384,8 +376,7 @@ class SinkTables:
     def test_a_table_has_its_columns_in_the_order_of_the_manifest(self, harness: TableHarness) -> None:
         names = ["title", "id", "a_longer_one", "b"]
         target = Target("ordered", "json", sources_of({name: f"/{name}" for name in names}), create=True)
-        sink = harness.sink()
-        fence(sink, 1, 1, target)
+        sink = fenced(harness, target)
         record = b'{"b": "4", "a_longer_one": "3", "id": "2", "title": "1"}'
         sink.write([write(1, 1, batch(record), target=target)])
         assert harness.query("SELECT * FROM ordered") == [("1", "2", "3", "4")]
@@ -465,8 +456,7 @@ class SinkTables:
         assert sink.dead_letters("feed/1") == []
 
     def test_a_large_batch_lands_whole(self, harness: TableHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         records = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n % 300)) for n in range(20_000)]
         records[7_000] = b'"' + b"y" * 500_000 + b'"'
         records[9_000] = harness.refused

@@ -9,16 +9,8 @@ import pytest
 
 from feedq.local.postgres import Postgres
 from tests.contract.sink_conformance import SinkConformance
-from tests.contract.sink_harness import (
-    MemoryHarness,
-    PostgresSinkHarness,
-    SinkHarness,
-    SqliteHarness,
-    batch,
-    empty_database,
-    fence,
-    write,
-)
+from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness, empty_database
+from tests.contract.sink_stage import SinkHarness, batch, fenced, write
 
 
 class TestPostgresSink(SinkConformance):
@@ -31,8 +23,7 @@ class TestPostgresSink(SinkConformance):
         made.close()
 
     def test_a_cursor_with_a_nul_cannot_be_kept(self, harness: SinkHarness) -> None:
-        sink = harness.sink()
-        fence(sink, 1, 1)
+        sink = fenced(harness)
         written = sink.write([write(1, 1, batch(b"1", cursor="a\0b"))])
         assert "NUL" in written.unusable[1, 1]
 

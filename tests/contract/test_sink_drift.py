@@ -19,16 +19,8 @@ from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.field_watch import FAULT, FIELDS_MAX, FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift, sources_of
 from feedq.sinks.target_table import FILLED_MAX
-from tests.contract.sink_harness import (
-    PostgresSinkHarness,
-    SqliteHarness,
-    batch,
-    empty_database,
-    fence,
-    lines,
-    write,
-)
-from tests.contract.sink_stage import run_together
+from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness, empty_database
+from tests.contract.sink_stage import batch, fence, lines, run_together, write
 
 ORDERS = Target("orders", "json", sources_of({"seq": "/seq", "sku": "/line/sku"}))
 ODD = 'a "b"; ü'

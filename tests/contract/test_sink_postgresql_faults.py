@@ -17,14 +17,14 @@ from feedq.errors import SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.sinks.base import Blocked, Fenced, Target, Written
 from feedq.worker.batch_queue import BatchQueue
-from tests.contract.sink_harness import (
+from tests.contract.sink_harness import PostgresSinkHarness, empty_database
+from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
     RAW,
-    PostgresSinkHarness,
     batch,
-    empty_database,
     fence,
+    fenced,
     lines,
     request,
     write,
@@ -61,10 +61,9 @@ WITH_CARE = ["SAVEPOINT", "ROLLBACK TO", "RELEASE", "COPY feedq_dead_letter"]
 def test_broken_off_before_the_commit_nothing_was_written(
     harness: PostgresSinkHarness, statement: str, fault: Fault
 ) -> None:
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1, KEYED)
+    sink = fenced(harness, KEYED, url=harness.proxy.url)
     checkpoint = "SELECT cursor, records, commit_id FROM feedq_checkpoint"
-    fenced = harness.query(checkpoint)
+    before = harness.query(checkpoint)
     occupy(harness)
     records = [b"0", b"1", b'"\\u0000"'] if statement in WITH_CARE else [b"0", b"1"]
     writes = [write(1, 1, lines(*records, cursor="after"), target=KEYED)]
@@ -73,7 +72,7 @@ def test_broken_off_before_the_commit_nothing_was_written(
         sink.write(writes)
     assert trap.tripped.wait(PATIENCE_S)
     assert harness.landed(KEYED) == OCCUPIED
-    assert harness.query(checkpoint) == fenced
+    assert harness.query(checkpoint) == before
 
     # The same sink goes on with the same batches, and they land once.
     assert sink.write(writes).landed == {(1, 1): 2}
@@ -86,8 +85,7 @@ def test_broken_off_before_the_commit_nothing_was_written(
 def test_a_session_that_dies_at_the_first_statement_is_replaced_without_a_word(
     harness: PostgresSinkHarness, fault: Fault
 ) -> None:
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1)
+    sink = fenced(harness, url=harness.proxy.url)
     trap = harness.proxy.arm(fault, "BEGIN", application="feedq-writer/")
     assert sink.write([write(1, 1, batch(b"1", cursor=1))]).landed == {(1, 1): 1}
     assert trap.tripped.wait(PATIENCE_S)
@@ -126,8 +124,7 @@ CREATE CONSTRAINT TRIGGER trouble AFTER INSERT ON raw {when} FOR EACH ROW EXECUT
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 def test_a_conflict_is_tried_again_a_few_times(harness: PostgresSinkHarness, code: str, when: str) -> None:
     harness.query(TROUBLED.format(failures=3, code=code, when=when))
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     writes = [write(1, 1, batch(b"1", cursor=1))]
     assert sink.write(writes) == Written({(1, 1): 1}, {}, (), {})
     assert harness.landed() == Counter({("feed/1", 1, "1"): 1})
@@ -271,8 +268,7 @@ def test_a_trigger_that_refuses_every_record_as_a_table_does_stops_its_feed_and_
     harness: PostgresSinkHarness,
 ) -> None:
     harness.query(TROUBLED.format(failures=10**6, code="42501", when=""))
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     written = sink.write([write(1, 1, batch(*[b"1"] * 300, cursor=1))])
     assert "trouble" in written.unusable[1, 1]
     assert written.dead == {}
@@ -334,8 +330,7 @@ OTHER = Target("other", "json")
 def test_a_table_that_was_found_locked_is_not_waited_for_again(
     harness: PostgresSinkHarness, impatience: Callable[[float], None]
 ) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     with harness.session() as operator:
         operator.execute("BEGIN; LOCK TABLE raw")
         assert sink.write([write(1, 1, batch(b"1"))]).postponed
@@ -381,8 +376,7 @@ def test_a_checkpoint_locked_by_an_operator_postpones_its_feed_only(
 
 
 def test_a_fence_under_way_elsewhere_blocks_its_feed_only(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     with harness.session() as other:
         # Rows that are not there yet, as far as anybody else can see.
         other.execute(
@@ -410,8 +404,7 @@ def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: 
 
 
 def test_own_tables_that_are_dropped_come_back(harness: PostgresSinkHarness) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     harness.query("DROP TABLE feedq_dead_letter")
     (why,) = sink.write([write(1, 1, batch(b"bad", cursor=1))]).postponed.values()
     assert "feedq_dead_letter" in why

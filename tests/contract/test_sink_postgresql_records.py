@@ -22,25 +22,12 @@ from feedq.errors import SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
-from feedq.sinks import copyplan
 from feedq.sinks.base import OnConflict, Target, parse_sink, target_of
 from feedq.sinks.mapping import sources_of
-from tests.contract.sink_harness import (
-    PATIENCE_S,
-    PostgresSinkHarness,
-    batch,
-    empty_database,
-    fence,
-    lines,
-    write,
-)
+from tests.contract.sink_harness import PostgresSinkHarness, empty_database
+from tests.contract.sink_stage import PATIENCE_S, batch, fence, fenced, lines, write
+from tests.contract.sink_tables import TYPED, order
 from tests.proxy import Fault
-
-TYPED = Target(
-    "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
-)
-
-KEYED = Target("orders", "json", TYPED.columns, ("seq",))
 
 ORDERS = "CREATE TABLE orders (seq bigint, at timestamptz, sku varchar(5), payload jsonb)"
 
@@ -76,8 +63,7 @@ def test_any_bytes_land_as_they_are_or_go_to_the_dead_letters(
     harness: PostgresSinkHarness, record_format: RecordFormat
 ) -> None:
     target = Target("raw", record_format)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     written = sink.write([write(1, 1, batch(*NASTY, *INVALID), target=target)])
     shown = harness.query("SELECT payload FROM raw")
     if record_format == "text":
@@ -92,48 +78,9 @@ def test_any_bytes_land_as_they_are_or_go_to_the_dead_letters(
 # -- columns -----------------------------------------------------------------------------------------
 
 
-def order(seq: object, sku: object = "a", **more: object) -> bytes:
-    return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
-
-
-WRONG = [
-    (order("seven"), 'invalid input syntax for type bigint: "seven"'),
-    (order(2**63), "out of range for type bigint"),
-    (order(5, "too long"), "value too long for type character varying(5)"),
-    (order(5, "\0"), 'invalid byte sequence for encoding "UTF8": 0x00'),
-    (order(5, note="\0"), "unsupported Unicode escape sequence"),
-    (b'{"seq": 1, "ts": "yesterday-ish"}', "invalid input syntax for type timestamp"),
-    (b'{"seq": 1', "invalid JSON"),
-    (b'{"seq": "\xff"}', "invalid UTF-8"),
-    (b'{"seq": 1, "ts": "\\ud800"}', "surrogates not allowed"),
-    (b"", "invalid JSON"),
-]
-
-
-@pytest.mark.parametrize("asks", [True, False], ids=["input functions", "trial"])
-@pytest.mark.parametrize("target", [TYPED, KEYED], ids=["plain", "keyed"])
-def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
-    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch, target: Target, asks: bool
-) -> None:
-    if not asks:
-        # As on a server before PostgreSQL 16, which cannot be asked about inputs.
-        monkeypatch.setattr(copyplan, "ASKS_INPUT_FUNCTIONS", 10**9)
-    harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (seq)")
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
-    records = [r for n, (bad, _) in enumerate(WRONG) for r in (order(100 + n), bad)] + [order(200)]
-    written = sink.write([write(1, 1, batch(*records), target=target)])
-    assert (written.landed, written.dead) == ({(1, 1): len(WRONG) + 1}, {(1, 1): len(WRONG)})
-    assert harness.query("SELECT count(*), count(DISTINCT seq) FROM orders") == [(len(WRONG) + 1,) * 2]
-    errors = {letter.record: letter.error for letter in harness.sink().dead_letters()}
-    for record, why in WRONG:
-        assert why in errors[record], errors[record]
-
-
 def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: PostgresSinkHarness) -> None:
     harness.query(ORDERS)
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1, TYPED)
+    sink = fenced(harness, TYPED, url=harness.proxy.url)
     wrong = [order("x"), order(1, "too long"), order(1, "\0"), b"garbage", b"\xff"]
     written = sink.write([write(1, 1, batch(*wrong * 2_000, order(1)), target=TYPED)])
     assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 10_000})
@@ -171,8 +118,7 @@ def received(*records: bytes, cursor: JSON = None) -> Batch:
 
 def test_csv_without_columns_lands_as_text(harness: PostgresSinkHarness) -> None:
     target = Target("plain", "csv", csv=CsvFormat(fields=("a", "b", "c")))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     sink.write([write(1, 1, received(b'a,"b",', b"not even three fields"), target=target)])
     assert harness.query("SELECT payload FROM plain ORDER BY 1") == [('a,"b",',), ("not even three fields",)]
 
@@ -181,8 +127,7 @@ def test_a_field_of_csv_lands_with_its_line_ends(harness: PostgresSinkHarness) -
     harness.query("CREATE TABLE notes (id int, note text)")
     csv = CsvFormat(fields=("id", "note"))
     target = Target("notes", "csv", sources_of({"id": "/id", "note": "/note"}), csv=csv)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     sink.write([write(1, 1, batch(b'1,"a\n\\. b""\r\n"', b"2,\xc3\xa9", b'3,a"b'), target=target)])
     assert harness.query("SELECT * FROM notes ORDER BY id") == [(1, 'a\n\\. b"\r\n'), (2, "é")]
     (refused,) = sink.dead_letters()
@@ -192,8 +137,7 @@ def test_a_field_of_csv_lands_with_its_line_ends(harness: PostgresSinkHarness) -
 def test_bytes_land_in_a_column_of_bytes(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE blobs (at timestamptz, blob bytea)")
     target = Target("blobs", "bytes", sources_of({"at": "$received_at", "blob": ""}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     records = [b"\x00\xff\\", b"plain", b""]
     sink.write([write(1, 1, batch(*records), target=target)])
     assert [bytes(blob) for (blob,) in harness.query("SELECT blob FROM blobs")] == records
@@ -217,8 +161,7 @@ def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
     harness: PostgresSinkHarness, target: Target
 ) -> None:
     harness.query(ROWS)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     random = Random(3)
     for _ in range(2):  # the second time every key is there already
         harness.query("DELETE FROM rows WHERE k >= 1000; INSERT INTO rows VALUES (0, 'j', 'there')")
@@ -239,8 +182,7 @@ def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
 def test_new_keys_cost_one_savepoint_and_no_staging_table(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE typed (n bigint UNIQUE)")
     target = typed(key=["n"])
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target, url=harness.proxy.url)
     sink.write([write(1, 1, batch(b'{"n": 1}'), target=target)])
     harness.proxy.seen.clear()
     sink.write([write(1, 1, batch(b'{"n": 2}'), target=target)])
@@ -268,8 +210,7 @@ def test_rows_without_a_key_land_once_when_a_record_among_them_is_refused(
 
 def test_another_unique_index_refuses_its_record_only(harness: PostgresSinkHarness) -> None:
     harness.query(ROWS + "; CREATE UNIQUE INDEX ON rows (v)")
-    sink = harness.sink()
-    fence(sink, 1, 1, UPDATE)
+    sink = fenced(harness, UPDATE)
     records = [row(1, "a"), row(2, "b"), row(3, "a"), row(1, "a")]
     written = sink.write([write(1, 1, received(*records), target=UPDATE)])
     assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 1})
@@ -282,8 +223,7 @@ def test_a_key_may_be_in_a_table_with_row_security(harness: PostgresSinkHarness)
         "ALTER TABLE rows ENABLE ROW LEVEL SECURITY; ALTER TABLE rows FORCE ROW LEVEL SECURITY;"
         "DROP ROLE IF EXISTS secured; CREATE ROLE secured"
     )
-    sink = harness.sink()
-    fence(sink, 1, 1, IGNORE)
+    fenced(harness, IGNORE)
     harness.query(
         "GRANT ALL ON ALL TABLES IN SCHEMA public TO secured; GRANT ALL ON SCHEMA public TO secured"
     )
@@ -336,8 +276,7 @@ def test_a_spoiled_feed_lands_what_the_database_takes_and_nothing_else(
 ) -> None:
     harness.query(f"CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload {kind})")
     target = Target("raw", format_)
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
 
     @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
     @given(records=records, as_lines=st.booleans())
@@ -378,8 +317,7 @@ def test_a_partition_whose_trigger_fills_a_column_refuses_the_bad_record_only(
         """
     )
     target = Target("parted", "json", sources_of({"n": "/n", "filled": "/filled"}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     records = [b'{"n": %d}' % n for n in range(9)]
     written = sink.write([write(1, 1, batch(*records, b'{"n": "x"}'), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 9}, {(1, 1): 1})
@@ -389,8 +327,7 @@ def test_a_partition_whose_trigger_fills_a_column_refuses_the_bad_record_only(
 def test_after_a_bad_record_all_are_looked_at_before_they_are_sent(
     harness: PostgresSinkHarness, briefly: bool
 ) -> None:
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1)
+    sink = fenced(harness, url=harness.proxy.url)
     for copies in (3, 2):
         harness.proxy.seen.clear()
         written = sink.write([write(1, 1, lines(b"2", *[b"bad"] * 100, b"3", cursor=2))], briefly=briefly)
@@ -406,8 +343,7 @@ def test_a_flood_of_bad_records_is_written_apart(
     if columns:
         harness.query("CREATE TABLE raw (payload jsonb)")
     target = Target("raw", "json", sources_of(columns))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     fence(sink, 2, 1, target)
     group = [
         write(1, 1, lines(*[b"bad"] * 1_001, cursor=1), target=target),
@@ -427,8 +363,7 @@ def test_records_that_only_the_table_refuses_are_found_behind_those_that_any_wou
 ) -> None:
     harness.query("CREATE TABLE typed (n smallint CHECK (n <> 13))")
     target = Target("typed", "json", sources_of({"n": "/n"}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     sink.write([write(1, 1, lines(b"bad", cursor=0), target=target)])
     group = [b'{"n": 1}', after, b'{"n": 13}', b'{"n": 70000}', b'{"n": 2}', b"worse"]
     written = sink.write([write(1, 1, lines(*group, cursor=1), target=target)])

@@ -23,16 +23,8 @@ from feedq.sinks.mapping import ColumnType, sources_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.sink_checks import check_sinks
-from tests.contract.sink_harness import (
-    PATIENCE_S,
-    RAW,
-    PostgresSinkHarness,
-    batch,
-    empty_database,
-    fence,
-    request,
-    write,
-)
+from tests.contract.sink_harness import PostgresSinkHarness, empty_database
+from tests.contract.sink_stage import PATIENCE_S, RAW, batch, fence, fenced, request, write
 from tests.fakes.sink import IDENTITY
 
 TYPED = Target("orders", "json", sources_of({"seq": "/seq", "note": "/note"}))
@@ -90,8 +82,7 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
         "CREATE TABLE orders (seq bigint, note text) PARTITION BY RANGE (seq);"
         "CREATE TABLE orders_low PARTITION OF orders FOR VALUES FROM (0) TO (10)"
     )
-    sink = harness.sink()
-    fence(sink, 1, 1, TYPED)
+    sink = fenced(harness, TYPED)
     written = sink.write([write(1, 1, batch(b'{"seq": 1}', b'{"seq": 99}'), target=TYPED)])
     assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 1})
     assert "no partition" in harness.sink().dead_letters()[0].error
@@ -390,8 +381,7 @@ def test_a_table_that_changes_under_a_stream_gets_right_values_or_says_what_is_w
 ) -> None:
     harness.query("CREATE TABLE kinds (n int, c jsonb)")
     target = Target("kinds", "json", sources_of({"n": "/n", "c": "/c"}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     assert sink.write([write(1, 1, batch(b'{"n": 1, "c": "x"}'), target=target)], briefly=True).landed
     harness.query(f"ALTER TABLE kinds {alter}")
     written = sink.write([write(1, 1, batch(b'{"n": 2, "c": "y"}'), target=target)], briefly=True)
@@ -405,8 +395,7 @@ def test_a_table_that_changes_under_a_stream_gets_right_values_or_says_what_is_w
 def test_a_default_table_whose_payload_changes_its_type_never_takes_the_old_form(
     harness: PostgresSinkHarness,
 ) -> None:
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     sink.write([write(1, 1, batch(b'{"a": 1}'))], briefly=True)
     harness.query("ALTER TABLE raw ALTER COLUMN payload TYPE json USING payload::json")
     assert sink.write([write(1, 1, batch(b'{"a": 2}'))], briefly=True).landed == {(1, 1): 1}

@@ -29,15 +29,8 @@ from feedq.sinks.sql.column_values import Unfit, conversion
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
-from tests.contract.sink_harness import (
-    PATIENCE_S,
-    RAW,
-    SqliteHarness,
-    batch,
-    fence,
-    request,
-    write,
-)
+from tests.contract.sink_harness import SqliteHarness
+from tests.contract.sink_stage import PATIENCE_S, RAW, batch, fence, fenced, request, write
 
 ORDERS = (
     "CREATE TABLE orders (seq BIGINT, at DATETIME, sku VARCHAR(5), price NUMERIC, paid BOOLEAN, payload JSON)"
@@ -206,8 +199,7 @@ def test_a_reader_that_holds_up_a_commit_is_waited_for(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedq.sinks.sql.sqlite.SqliteSession.lock_timeout_s", 0.05)
-    sink = harness.sink()
-    fence(sink, 1, 1)
+    sink = fenced(harness)
     reader = sqlite3.connect(harness.path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM raw").fetchall()

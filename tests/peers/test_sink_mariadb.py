@@ -17,6 +17,7 @@ from tests.contract.sink_stage import (
     SinkHarness,
     batch,
     fence,
+    fenced,
     lines,
     request,
     write,
@@ -87,8 +88,7 @@ def test_an_ordinary_user_is_enough(harness: MariaDbHarness) -> None:
 def test_broken_off_before_the_commit_nothing_was_written(
     harness: MariaDbHarness, statement: str, fault: Fault
 ) -> None:
-    sink = harness.sink(url=f"{harness.proxy.url}{DATABASE}")
-    fence(sink, 1, 1)
+    sink = fenced(harness, url=f"{harness.proxy.url}{DATABASE}")
     records = [b"1", harness.refused if "SAVEPOINT" in statement else b"bad"]
     writes = [write(1, 1, lines(*records, cursor="after"))]
     trap = harness.proxy.arm(fault, statement)

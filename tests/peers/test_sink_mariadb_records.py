@@ -14,7 +14,7 @@ from feedq.errors import SinkUnavailable
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import Target, Unusable
 from feedq.sinks.mapping import sources_of
-from tests.contract.sink_stage import PATIENCE_S, batch, fence, request, write
+from tests.contract.sink_stage import PATIENCE_S, batch, fence, fenced, request, write
 from tests.contract.sink_tables import Kinds, SinkTables, Wrong, order
 from tests.peers.mariadb import MariaDb
 from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
@@ -113,8 +113,7 @@ class TestMariaDbTables(SinkTables):
 def test_times_are_in_utc_whatever_the_zone_of_the_server(harness: MariaDbHarness) -> None:
     harness.query("CREATE TABLE times (ts timestamp(6) NULL, dt datetime(6))")
     target = Target("times", "json", sources_of({"ts": "/at", "dt": "/at"}))
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     sink.write([write(1, 1, batch(b'{"at": "2026-11-20T06:30:00Z"}'), target=target)])
     moment = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
     ((seconds, landed),) = harness.query("SELECT unix_timestamp(ts), dt FROM times")
@@ -130,8 +129,7 @@ def test_the_default_table_keeps_every_byte(harness: MariaDbHarness, record_form
         "text": [b"", b"\\N", b"'; DROP TABLE made; -- %s", "ö😀\0\t\r\n".encode(), b" spaces "],
         "bytes": [b"\0\xff\xfe'\\\"%s\x1a", bytes(range(256))],
     }[record_format]
-    sink = harness.sink()
-    fence(sink, 1, 1, target)
+    sink = fenced(harness, target)
     sink.write([write(1, 1, Batch.of_records(records, cursor=None, received_at=at), target=target)])
     rows = harness.query("SELECT feed, epoch, received_at, payload FROM made")
     shown = records if record_format == "bytes" else [record.decode() for record in records]
