@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,9 @@ def harness(control_database_url: str) -> Iterator[Harness]:
 
 @pytest.fixture
 def jobs(control_database_url: str) -> Iterator[JobsHarness]:
-    """Schedules and runs."""
-    made = JobsHarness(control_database_url)
-    yield made
-    made.close()
+    """Schedules and runs, in a database whose clock is a day ahead of that of this process."""
+    with closing(JobsHarness(control_database_url, ahead_days=1)) as made:
+        yield made
 
 
 @pytest.fixture

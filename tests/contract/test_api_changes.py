@@ -32,15 +32,8 @@ TIMES = 40
 
 
 @pytest.fixture
-def harness(control_database_url: str) -> Iterator[JobsHarness]:
-    made = JobsHarness(control_database_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def endpoint(harness: JobsHarness) -> Endpoint:
-    return Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
+def endpoint(jobs: JobsHarness) -> Endpoint:
+    return Endpoint.of(jobs.store, Settings(database_url=SecretStr(jobs.url)))
 
 
 MakeClient = Callable[..., ApiClient]
@@ -101,7 +94,7 @@ def test_what_is_declared_is_added_changed_or_left_alone(api: ApiClient) -> None
 
 
 def test_a_schedule_that_somebody_else_changes_in_the_same_moment_is_left_as_they_made_it(
-    api: ApiClient, harness: JobsHarness, monkeypatch: pytest.MonkeyPatch
+    api: ApiClient, jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nightly = {"name": "acme/nightly", "task": "acme.jobs.cleanup", "every": "1h"}
     api.ask("POST", "/declarations", json={"schedules": [nightly]})
@@ -115,12 +108,10 @@ def test_a_schedule_that_somebody_else_changes_in_the_same_moment_is_left_as_the
         patched.setattr(ScheduleStore, "edit", edited_before)
         late = api.ask("POST", "/declarations", json={"schedules": [nightly | {"every": "3h"}]})
     assert changes_of(late) == [("schedule", "change", "Outdated")]
-    assert harness.schedules.get("acme/nightly").spec.every == 7200.0
+    assert jobs.schedules.get("acme/nightly").spec.every == 7200.0
 
 
-def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(
-    api: ApiClient, harness: JobsHarness
-) -> None:
+def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(api: ApiClient, jobs: JobsHarness) -> None:
     assert declare(api, headers={"If-Match": "*"}).status_code == 412
     etag = declare(api).headers["ETag"]
     assert declare(api, headers={"If-Match": etag}, weight=2).status_code == 200
@@ -134,13 +125,13 @@ def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(
     other = [DECLARED, DECLARED | {"name": "acme/other"}]
     several = api.ask("POST", "/declarations", json={"feeds": other}, headers={"If-Match": etag})
     assert (several.status_code, several.json()["error"]) == (400, "InvalidInput")
-    harness.store.feeds.remove(NAME)
+    jobs.store.feeds.remove(NAME)
     anew = declare(api)
     assert "removed and declared anew" in declare(api, headers={"If-Match": etag}, weight=9).json()["detail"]
     assert anew.headers["ETag"] != etag
 
 
-def test_of_many_edits_of_one_version_at_once_one_is_made(api: ApiClient, harness: JobsHarness) -> None:
+def test_of_many_edits_of_one_version_at_once_one_is_made(api: ApiClient, jobs: JobsHarness) -> None:
     etag = declare(api).headers["ETag"]
     with ThreadPoolExecutor(16) as threads:
         answers = list(
@@ -148,16 +139,16 @@ def test_of_many_edits_of_one_version_at_once_one_is_made(api: ApiClient, harnes
         )
     made = [one for one in answers if one.status_code == 200 and changes_of(one) == [("feed", "change", "")]]
     assert len(made) == 1
-    assert harness.store.feeds.get(NAME).generation == 2
+    assert jobs.store.feeds.get(NAME).generation == 2
 
 
-def test_many_equal_declarations_at_once_make_one_generation(api: ApiClient, harness: JobsHarness) -> None:
+def test_many_equal_declarations_at_once_make_one_generation(api: ApiClient, jobs: JobsHarness) -> None:
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda _: declare(api), range(TIMES)))
     changes = [change for answer in answers for change in changes_of(answer)]
     assert changes.count(("feed", "add", "")) == 1
     assert set(changes) <= {("feed", "add", ""), ("feed", "add", "Conflict")}
-    assert harness.store.feeds.get(NAME).generation == 1
+    assert jobs.store.feeds.get(NAME).generation == 1
 
 
 def test_one_wrong_declaration_keeps_all_from_being_made(api: ApiClient) -> None:
@@ -191,11 +182,9 @@ def test_a_misspelt_key_is_refused_wherever_it_stands(api: ApiClient) -> None:
     assert pruned.json()["detail"] == "unknown argument 'remove.feed'; did you mean feeds?"
 
 
-def test_what_is_not_declared_is_pruned_within_one_tenant(
-    client_of: MakeClient, harness: JobsHarness
-) -> None:
+def test_what_is_not_declared_is_pruned_within_one_tenant(client_of: MakeClient, jobs: JobsHarness) -> None:
     for name in ("acme/old", "beta/x"):
-        harness.feed(name, tenant=name[:4])
+        jobs.feed(name, tenant=name[:4])
     acme = client_of("operator", "acme")
     would = declare(acme, asked={"prune": True, "dry_run": True})
     assert [(one["action"], one["name"]) for one in would.json()["changes"]] == [
@@ -204,14 +193,14 @@ def test_what_is_not_declared_is_pruned_within_one_tenant(
     ]
     assert declare(acme, asked={"prune": True, "tenant": "beta"}).status_code == 403
     assert declare(acme, asked={"prune": True}).status_code == 200
-    assert harness.store.feeds.get("acme/old").removed_at is not None
-    assert harness.store.feeds.get("beta/x").removed_at is None
+    assert jobs.store.feeds.get("acme/old").removed_at is not None
+    assert jobs.store.feeds.get("beta/x").removed_at is None
 
 
 def test_nobody_declares_a_feed_into_or_out_of_another_tenant(
-    client_of: MakeClient, harness: JobsHarness
+    client_of: MakeClient, jobs: JobsHarness
 ) -> None:
-    harness.feed("beta/x", tenant="beta")
+    jobs.feed("beta/x", tenant="beta")
     acme = client_of("operator", "acme")
     for declared in (DECLARED | {"tenant": "beta"}, DECLARED | {"name": "beta/x"}):
         for dry_run in (True, False):
@@ -219,24 +208,22 @@ def test_nobody_declares_a_feed_into_or_out_of_another_tenant(
             assert acme.ask("POST", "/declarations", json=asked).status_code == 403
     gone = {"remove": {"feeds": ["beta/x"]}}
     assert acme.ask("POST", "/declarations", json=gone).status_code == 403
-    assert harness.store.feeds.get("beta/x").version[1] == 1
+    assert jobs.store.feeds.get("beta/x").version[1] == 1
 
 
 # -- many of them ------------------------------------------------------------------------------------
 
 
-def test_what_is_done_to_many_is_said_first_and_reported_for_each(
-    api: ApiClient, harness: JobsHarness
-) -> None:
+def test_what_is_done_to_many_is_said_first_and_reported_for_each(api: ApiClient, jobs: JobsHarness) -> None:
     for number in range(5):
-        harness.feed(f"acme/{number}", tenant="acme")
-    harness.feed("beta/x", tenant="beta")
+        jobs.feed(f"acme/{number}", tenant="acme")
+    jobs.feed("beta/x", tenant="beta")
     mine = {"tenant": "acme"}
     would = act(api, "pause", select=mine, dry_run=True).json()
     assert (would["count"], len(would["done"]), would["dry_run"]) == (5, 5, True)
     assert "is missing" in act(api, "pause", select=mine).json()["detail"]
     assert act(api, "pause", select=mine, count=4).status_code == 412
-    assert harness.store.feeds.get("acme/0").generation == 1
+    assert jobs.store.feeds.get("acme/0").generation == 1
     done = act(api, "pause", select=mine, count=5).json()
     assert [row["name"] for row in done["done"]] == [f"acme/{n}" for n in range(5)]
     assert act(api, "resume", select={"statuses": ["paused"]}, dry_run=True).json()["count"] == 5
@@ -247,9 +234,9 @@ def test_what_is_done_to_many_is_said_first_and_reported_for_each(
     assert act(api, "remove", select={"failing": False}, count=0).status_code == 400
 
 
-def test_many_are_those_of_ones_own_tenant(client_of: MakeClient, harness: JobsHarness) -> None:
+def test_many_are_those_of_ones_own_tenant(client_of: MakeClient, jobs: JobsHarness) -> None:
     for name in ("acme/a", "beta/b"):
-        harness.feed(name, tenant=name[:4])
+        jobs.feed(name, tenant=name[:4])
     acme = client_of("operator", "acme")
     for named in ({"tenant": "beta"}, {"names": ["acme/a", "beta/b"]}):
         for dry_run in (True, False):
@@ -259,12 +246,12 @@ def test_many_are_those_of_ones_own_tenant(client_of: MakeClient, harness: JobsH
     would = act(acme, "remove", select={"match": "*"}, dry_run=True).json()
     assert [row["name"] for row in would["done"]] == ["acme/a"]
     assert act(acme, "remove", select={"match": "*"}, count=1).status_code == 200
-    assert harness.store.feeds.get("beta/b").removed_at is None
+    assert jobs.store.feeds.get("beta/b").removed_at is None
 
 
-def test_a_client_hears_how_far_a_long_change_has_come(api: ApiClient, harness: JobsHarness) -> None:
+def test_a_client_hears_how_far_a_long_change_has_come(api: ApiClient, jobs: JobsHarness) -> None:
     for number in range(3):
-        harness.feed(f"acme/{number}", tenant="acme")
+        jobs.feed(f"acme/{number}", tenant="acme")
     streamed = act(api, "pause", select={"tenant": "acme"}, count=3, headers={"Accept": "text/event-stream"})
     assert streamed.headers["Content-Type"].startswith("text/event-stream")
     events = [event.split("\n") for event in streamed.text.strip().split("\n\n")]
@@ -286,17 +273,17 @@ def test_an_event_of_a_stream_is_one_line_whatever_is_in_it(api: ApiClient) -> N
     assert changed["options"][0]["after"] == source["hello"]
 
 
-def test_to_declare_one_schedule_among_many_reads_no_others(api: ApiClient, harness: JobsHarness) -> None:
-    harness.execute(
+def test_to_declare_one_schedule_among_many_reads_no_others(api: ApiClient, jobs: JobsHarness) -> None:
+    jobs.execute(
         "INSERT INTO feedq.schedule (name, declaration) SELECT 's' || n, "
         """jsonb_build_object('name', 's' || n, 'task', 't') FROM generate_series(1, 2000) n"""
     )
-    harness.execute("ANALYZE feedq.schedule")
+    jobs.execute("ANALYZE feedq.schedule")
     declared = {"schedules": [{"name": "s7", "task": "t", "every": "1h"}]}
     answers: list[int] = []
 
     def declare_one() -> None:
         answers.append(api.ask("POST", "/declarations", json=declared).status_code)
 
-    assert harness.rows_read_by(declare_one) <= 100
+    assert jobs.rows_read_by(declare_one) <= 100
     assert answers == [200]

@@ -22,26 +22,19 @@ NAMES = ["acme/a", "acme/b", "beta/größe%2F?", "beta/x"]
 
 
 @pytest.fixture
-def harness(control_database_url: str) -> Iterator[JobsHarness]:
-    made = JobsHarness(control_database_url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def api(harness: JobsHarness) -> Iterator[ApiClient]:
-    endpoint = Endpoint.of(harness.store, Settings(database_url=SecretStr(harness.url)))
-    token = harness.store.tokens.add("ada", AccessRole.ADMIN, tenant=None, lasts_s=60)
+def api(jobs: JobsHarness) -> Iterator[ApiClient]:
+    endpoint = Endpoint.of(jobs.store, Settings(database_url=SecretStr(jobs.url)))
+    token = jobs.store.tokens.add("ada", AccessRole.ADMIN, tenant=None, lasts_s=60)
     with ApiClient(endpoint, token=token) as client:
         yield client
 
 
 @pytest.fixture
-def feeds(harness: JobsHarness) -> None:
+def feeds(jobs: JobsHarness) -> None:
     for name in NAMES:
         tenant, _, short = name.partition("/")
-        harness.feed(name, tenant=tenant, labels={"kind": short, "of": tenant})
-    harness.store.feeds.set_target("acme/b", TargetState.PAUSED)
+        jobs.feed(name, tenant=tenant, labels={"kind": short, "of": tenant})
+    jobs.store.feeds.set_target("acme/b", TargetState.PAUSED)
 
 
 def names(document: Any) -> list[str]:
@@ -58,21 +51,21 @@ OF_A_MACHINE = re.compile(
 
 
 def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tenant(
-    api: ApiClient, harness: JobsHarness
+    api: ApiClient, jobs: JobsHarness
 ) -> None:
     for n in range(50):
-        harness.feed(f"acme/{n:02}", tenant="acme")
-    harness.feed("beta/x", tenant="beta", selector=Selector(required={"region": "eu"}))
-    harness.execute(
+        jobs.feed(f"acme/{n:02}", tenant="acme")
+    jobs.feed("beta/x", tenant="beta", selector=Selector(required={"region": "eu"}))
+    jobs.execute(
         "INSERT INTO feedq.unmet (feed_id, kind, since, bound, found) "
         "SELECT id, 'max_silence', now(), '20', 30 FROM feedq.feed"
     )
-    harness.worker("w@host")
-    harness.schedule("nightly")
-    harness.schedules.trigger("nightly")
-    worker = harness.job_worker()
-    (run,) = harness.store.jobs.runs.claim(Offer(worker.id, 1)).runs
-    harness.store.jobs.runs.finish(worker.id, [Finish(run.id, run.fence, RunState.FAILED, "boom")])
+    jobs.worker("w@host")
+    jobs.schedule("nightly")
+    jobs.schedules.trigger("nightly")
+    worker = jobs.job_worker()
+    (run,) = jobs.store.jobs.runs.claim(Offer(worker.id, 1)).runs
+    jobs.store.jobs.runs.finish(worker.id, [Finish(run.id, run.fence, RunState.FAILED, "boom")])
 
     warned = [one for one in api.json("/doctor")["checks"] if one["level"] in ("warn", "FAIL")]
     warned = [one for one in warned if not OF_A_MACHINE.fullmatch(one["name"])]
@@ -95,12 +88,12 @@ def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tena
 
 
 def test_a_page_goes_on_behind_the_last_whatever_was_added_and_removed_since(
-    api: ApiClient, harness: JobsHarness, feeds: None
+    api: ApiClient, jobs: JobsHarness, feeds: None
 ) -> None:
     first = api.json("/feeds", params={"limit": 2})
     assert names(first) == ["acme/a", "acme/b"]
-    harness.store.feeds.remove("acme/b")
-    harness.feed("acme/aa")
+    jobs.store.feeds.remove("acme/b")
+    jobs.feed("acme/aa")
     assert names(api.json("/feeds", params={"cursor": first["next"]}))[-1] == "beta/x"
     assert "acme/aa" not in names(api.json("/feeds", params={"cursor": first["next"]}))
 
@@ -119,9 +112,9 @@ def test_a_page_goes_on_behind_the_last_whatever_was_added_and_removed_since(
     ],
 )
 def test_a_filter_finds_those_to_which_all_of_it_applies(
-    api: ApiClient, harness: JobsHarness, feeds: None, asked: dict[str, Any], found: list[str] | None
+    api: ApiClient, jobs: JobsHarness, feeds: None, asked: dict[str, Any], found: list[str] | None
 ) -> None:
-    harness.run(harness.store.feeds.get("acme/a"), harness.worker("w@host"))
+    jobs.run(jobs.store.feeds.get("acme/a"), jobs.worker("w@host"))
     expected = [n for n in NAMES if n != "acme/a"] if found is None else found
     assert names(api.json("/feeds", params=asked)) == sorted(expected)
 

@@ -332,7 +332,7 @@ def test_workers_that_know_the_same_share_a_row_and_none_stays_unused(jobs: Jobs
     count = "SELECT count(*) FROM feedq.task_set WHERE tasks && %s"
     assert jobs.execute(count, shared + gone) == [(2,)]
     jobs.execute("DELETE FROM feedq.worker WHERE id = %s", str(forgotten.id))
-    jobs.execute("UPDATE feedq.task_set SET used_at = now() - interval '2 days'")
+    jobs.execute("UPDATE feedq.task_set SET used_at = feedq.now() - interval '2 days'")
     jobs.job_worker("d", tasks=[OLD])
     assert jobs.execute(count, shared + gone) == [(1,)], "one that a worker refers to stays"
 

@@ -56,7 +56,7 @@ def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
 
 def crash(jobs: JobsHarness, worker: Worker) -> None:
     """Declared gone because it has lost its sessions, not because its heartbeats stayed away."""
-    jobs.execute("UPDATE feedq.worker SET suspected_at = clock_timestamp() WHERE id = %s", worker.id)
+    jobs.execute("UPDATE feedq.worker SET suspected_at = feedq.clock() WHERE id = %s", worker.id)
     jobs.expire_workers(worker)
 
 

@@ -30,7 +30,7 @@ class FiringHarness(JobsHarness):
 
 @pytest.fixture
 def jobs(control_database_url: str) -> Iterator[JobsHarness]:
-    with closing(FiringHarness(control_database_url)) as made:
+    with closing(FiringHarness(control_database_url, ahead_days=1)) as made:
         yield made
 
 
@@ -86,7 +86,7 @@ def test_while_a_run_waits_or_runs_nobody_is_idle_though_no_tick_comes(jobs: Job
         jobs.execute(f"UPDATE feedq.run SET {change}", *([str(worker.id)] if "%s" in change else []))
         fired = jobs.store.jobs.runs.fire_due(limit=100)
         assert (fired.next_in_s, fired.is_idle) == (None, False)
-    jobs.execute("UPDATE feedq.run SET state = 'succeeded', ended_at = clock_timestamp()")
+    jobs.execute("UPDATE feedq.run SET state = 'succeeded', ended_at = feedq.clock()")
     assert jobs.store.jobs.runs.fire_due(limit=100).is_idle
 
 

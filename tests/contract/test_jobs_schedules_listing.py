@@ -152,17 +152,17 @@ def many(jobs: JobsHarness) -> None:
     )
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) "
-        """SELECT id, n::text, now(), now(), now(), 'succeeded', now(), '{"name": "s", "task": "t"}' """
-        "FROM generate_series(1, %s) n, feedq.schedule",
+        """SELECT id, n::text, at, at, at, 'succeeded', at, '{"name": "s", "task": "t"}' """
+        "FROM generate_series(1, %s) n, feedq.schedule, feedq.now() AS at",
         RUNS,
     )
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job) "
-        """SELECT id, 'w', now(), now(), now(), '{"name": "s", "task": "t"}' """
+        """SELECT id, 'w', feedq.now(), feedq.now(), feedq.now(), '{"name": "s", "task": "t"}' """
         "FROM feedq.schedule ORDER BY id LIMIT 10"
     )
     jobs.execute(
-        "UPDATE feedq.run SET state = 'failed', ended_at = now() - interval '99 days' "
+        "UPDATE feedq.run SET state = 'failed', ended_at = feedq.now() - interval '99 days' "
         "WHERE id IN (SELECT id FROM feedq.run WHERE state = 'succeeded' ORDER BY id LIMIT 5)"
     )
 

@@ -47,7 +47,7 @@ def at_once(threads: ThreadPoolExecutor, act: Callable[[], object]) -> list[obje
 FIRING = """
     WITH due AS (SELECT id, declaration AS job FROM feedq.schedule WHERE name = 'nightly' FOR NO KEY UPDATE)
     INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job)
-    SELECT id, 'fired', clock_timestamp(), clock_timestamp(), clock_timestamp(), job FROM due
+    SELECT id, 'fired', feedq.clock(), feedq.clock(), feedq.clock(), job FROM due
 """
 ADVANCE = """
     UPDATE feedq.schedule SET next_tick_at = next_tick_at + interval '1 hour',
@@ -121,7 +121,7 @@ def test_a_trigger_sees_what_is_fired_meanwhile(jobs: JobsHarness, threads: Thre
 def test_what_is_removed_meanwhile_gets_no_run(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
     jobs.schedule()
     with jobs.transaction() as removing:
-        removing.execute("UPDATE feedq.schedule SET removed_at = clock_timestamp()")
+        removing.execute("UPDATE feedq.schedule SET removed_at = feedq.clock()")
         trigger: Future[object] = threads.submit(jobs.schedules.trigger, "nightly")
         jobs.wait_until_blocked(trigger)
     with pytest.raises(NotFound):
@@ -159,7 +159,7 @@ def test_a_claimed_job_that_cannot_be_read_is_ended_in_the_order_of_locks_of_eve
         claiming = threads.submit(claim, jobs, worker)
         jobs.wait_until_blocked(claiming)
         # The schedule and then its runs: who held the run meanwhile would close the circle.
-        other.execute("UPDATE feedq.run SET state = 'cancelled', ended_at = clock_timestamp()")
+        other.execute("UPDATE feedq.run SET state = 'cancelled', ended_at = feedq.clock()")
     assert claiming.result(WAIT_S) == []
     assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
     assert jobs.execute("SELECT failures FROM feedq.schedule") == [(0,)]

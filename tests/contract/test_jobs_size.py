@@ -33,7 +33,7 @@ def many(jobs: JobsHarness, sql: str, *, analyzed: bool) -> None:
 
 
 PLAIN = """
-    SELECT s.id, 'tick', 'k' || n, now(), now() - n * interval '1 s', now() - n * interval '1 s',
+    SELECT s.id, 'tick', 'k' || n, feedq.now(), feedq.now() - n * interval '1 s', feedq.now() - n * interval '1 s',
         s.declaration, 'default', 'waiting'
     FROM generate_series(1, %s) n JOIN feedq.schedule s ON s.name = 's' || n
 """
@@ -41,7 +41,7 @@ PLAIN = """
 IN_A_FULL_QUEUE = PLAIN.replace("'default'", "'full'")
 
 BACKFILL = """
-    SELECT s.id, 'backfill', 'k' || n, now() - n * interval '1 h', now(), now() - interval '1 h',
+    SELECT s.id, 'backfill', 'k' || n, feedq.now() - n * interval '1 h', feedq.now(), feedq.now() - interval '1 h',
         s.declaration, 'default', CASE n WHEN 1 THEN 'waiting' ELSE 'buffered' END
     FROM generate_series(1, %s) n, feedq.schedule s WHERE s.name = 's1'
 """
@@ -80,8 +80,8 @@ def test_a_claim_reads_a_few_of_those_that_wait(jobs: JobsHarness, sql: str, ana
 def test_an_idle_look_at_many_schedules_reads_one_or_two(jobs: JobsHarness) -> None:
     jobs.execute(
         "INSERT INTO feedq.schedule (name, declaration, next_tick_at, next_fire_at) "
-        """SELECT 's' || n, '{"task": "t", "every": 60}', now() + interval '1 h', now() + interval '1 h' """
-        "FROM generate_series(1, %s) n",
+        """SELECT 's' || n, '{"task": "t", "every": 60}', at, at """
+        "FROM generate_series(1, %s) n, (SELECT feedq.now() + interval '1 h' AS at) later",
         RUNS,
     )
     assert jobs.rows_read_by(lambda: jobs.store.jobs.runs.fire_due(limit=100), entries=True) <= 10
@@ -118,8 +118,8 @@ def test_plans_that_were_made_when_nothing_waited_are_right_when_many_do(jobs: J
             connection.commit()
         jobs.execute(
             "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, exclusive) "
-            'SELECT %s, \'x\' || n, now(), now(), now(), \'{"name": "nightly", "task": "tasks.report"}\', false '
-            "FROM generate_series(1, %s) n",
+            'SELECT %s, \'x\' || n, at, at, at, \'{"name": "nightly", "task": "tasks.report"}\', false '
+            "FROM generate_series(1, %s) n, feedq.now() AS at",
             schedule.id,
             MANY,
         )
