@@ -14,7 +14,13 @@ from feedq.errors import FeedqError
 from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import RecordingGuard
 
-__all__ = ["Feed", "records_of", "until_closed"]
+__all__ = ["Feed", "assert_told", "records_of", "until_closed"]
+
+
+def assert_told(error: BaseException | None, kind: type[Exception], words: str) -> None:
+    """An attempt has ended with an error of just this kind, which has these words."""
+    assert type(error) is kind, error
+    assert words in str(error)
 
 
 @dataclass

@@ -64,17 +64,6 @@ def test_a_stranger_is_told_how_to_get_a_token_and_nothing_else(endpoint: Endpoi
     assert first.detail["by"] == {"who": "nobody", "from": "127.0.0.1"}
 
 
-def test_a_token_ends_with_its_time_and_when_it_is_removed(endpoint: Endpoint, harness: Harness) -> None:
-    for end in ("time", "removal"):
-        with ApiClient(endpoint, token=token(endpoint, AccessRole.VIEWER)) as api:
-            assert api.get("/feeds").status_code == 200
-            if end == "time":
-                harness.execute("UPDATE feedq.token SET expires_at = clock_timestamp()")
-                assert api.get("/feeds").status_code == 401
-            endpoint.at.store.tokens.remove("viewer-None")
-            assert api.get("/feeds").status_code == 401
-
-
 def test_a_token_is_kept_as_a_hash_alone(endpoint: Endpoint, harness: Harness) -> None:
     made = token(endpoint, AccessRole.ADMIN)
     ((row, event),) = harness.execute(

@@ -24,6 +24,7 @@ from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, until
+from tests.contract.loopback import assert_told
 
 FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
 PAD = b"x" * 60
@@ -390,7 +391,5 @@ async def test_a_first_line_that_cannot_name_fields_fails_the_feed(tmp_path: Pat
     path = tmp_path / "data.csv"
     append(path, header, b"1,2")
     driver = driver_of(path, **NAMED)
-    error = await driver.read()
-    assert isinstance(error, FeedMisconfigured)
-    assert "its first line is no header" in str(error)
+    assert_told(await driver.read(), FeedMisconfigured, "its first line is no header")
     assert driver.records == []

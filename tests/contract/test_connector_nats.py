@@ -14,6 +14,7 @@ from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.driver import SECRET, ConnectorDriver, pull
 from feedq.testing.loopback import until
+from tests.contract.loopback import assert_told
 from tests.contract.nats_server import ScriptedServer
 
 
@@ -103,8 +104,7 @@ async def test_a_delivery_that_went_missing_ends_the_connection() -> None:
             await until(lambda: len(driver.records) == 1)
             server.deliver(3, b"3", skipping=1)
             error = await failure(task)
-        assert type(error) is SourceUnavailable
-        assert "delivery 2 went missing" in str(error)
+        assert_told(error, SourceUnavailable, "delivery 2 went missing")
         assert driver.records == [b"1"]
 
 
@@ -124,17 +124,13 @@ async def test_a_consumer_without_heartbeats_is_gone_though_the_server_is_there(
 async def test_a_consumer_that_is_taken_away_is_told(status: str) -> None:
     async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
         server.say(status)
-        error = await failure(task)
-        assert type(error) is SourceUnavailable
-        assert "the consumer is gone" in str(error)
+        assert_told(await failure(task), SourceUnavailable, "the consumer is gone")
 
 
 async def test_a_permission_that_is_missing_later_fails_the_feed() -> None:
     async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
         server.complain('Permissions Violation for Publish to "$JS.ACK.orders"')
-        error = await failure(task)
-        assert isinstance(error, FeedMisconfigured)
-        assert '"$js.ack.orders"' in str(error)
+        assert_told(await failure(task), FeedMisconfigured, '"$js.ack.orders"')
 
 
 async def test_a_login_that_expires_is_tried_again() -> None:
@@ -164,25 +160,23 @@ async def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
 async def test_a_server_that_is_too_old_is_told() -> None:
     async with ScriptedServer().listening() as server:
         server.info["version"] = "2.8.4"
-        error = await driver_of(server.port).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "NATS 2.9 or later is needed" in str(error)
+        assert_told(await driver_of(server.port).read(), FeedMisconfigured, "NATS 2.9 or later is needed")
 
 
 async def test_a_jetstream_that_does_not_answer_is_tried_again() -> None:
     async with ScriptedServer().listening() as server:
         server.has_jetstream = False
-        error = await driver_of(server.port).read()
-        assert type(error) is SourceUnavailable
-        assert "JetStream does not answer" in str(error)
+        assert_told(await driver_of(server.port).read(), SourceUnavailable, "JetStream does not answer")
 
 
 async def test_a_stream_by_interest_is_refused() -> None:
     async with ScriptedServer().listening() as server:
         server.retention = "interest"
-        error = await driver_of(server.port).read()
-        assert type(error) is FeedMisconfigured
-        assert "its retention is by interest, which drops messages" in str(error)
+        assert_told(
+            await driver_of(server.port).read(),
+            FeedMisconfigured,
+            "its retention is by interest, which drops messages",
+        )
         assert server.consumers == []
 
 
@@ -197,16 +191,16 @@ async def test_several_subjects_are_asked_for_of_a_server_that_knows_them() -> N
 
 async def test_with_tls_wanted_no_password_is_sent_in_the_clear() -> None:
     async with ScriptedServer().listening() as server:
-        error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "offers no TLS" in str(error)
+        assert_told(
+            await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read(),
+            FeedMisconfigured,
+            "offers no TLS",
+        )
         assert server.heard == b""
 
 
 async def test_a_server_that_demands_tls_is_not_given_a_password() -> None:
     async with ScriptedServer().listening() as server:
         server.info["tls_required"] = True
-        error = await driver_of(server.port).read()
-        assert isinstance(error, FeedMisconfigured)
-        assert "write tls://" in str(error)
+        assert_told(await driver_of(server.port).read(), FeedMisconfigured, "write tls://")
         assert server.heard == b""
