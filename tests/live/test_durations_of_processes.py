@@ -19,7 +19,6 @@ from feedq.worker.runner import Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.writing_session import Outage
 from tests.fakes.control import current
-from tests.fakes.sink import MemoryCheckpoint
 from tests.lease_listener import RecordingListener
 from tests.live.test_runner import Bench, numbered_source, options
 from tests.simulation.durations import Bounds
@@ -51,7 +50,6 @@ def test_the_watchdog_does_not_make_a_pass_of_every_heartbeat(interval_s: float)
 def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> None:
     async def gather() -> None:
         with DataPath(flush_interval_s=interval_s) as path:
-            path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
             batch_queue = path.open_batch_queue((1, 1), "a")
             await batch_queue.put(batch(b"x", cursor=1))
             if interval_s:

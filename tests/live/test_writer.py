@@ -24,14 +24,8 @@ def path() -> Iterator[DataPath]:
         yield made
 
 
-def own(path: DataPath, *feed_ids: int, epoch: int = 1) -> None:
-    for feed_id in feed_ids:
-        path.tables.checkpoints[feed_id] = MemoryCheckpoint(epoch, uuid4())
-
-
 async def test_the_event_time_is_that_of_the_newest_record_that_has_landed() -> None:
     with DataPath(MemoryTables(poison=b"poison")) as path:
-        own(path, 1)
         batch_queue = path.open_batch_queue((1, 1), "a")
         batch_queue.event_times = event_time_reader("/ts", batch_queue.target)
         for record in (b'{"ts": 7}', b'{"ts": 6}', b'{"ts": 9, "poison": 1}', b'{"ts": "soon"}'):
@@ -43,7 +37,6 @@ async def test_the_event_time_is_that_of_the_newest_record_that_has_landed() -> 
 
 async def test_many_feeds_share_few_commits() -> None:
     with DataPath(flush_interval_s=0.2) as path:
-        own(path, *range(1, 101))
         batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 101)]
         for batch_queue in batch_queues:
             await batch_queue.put(batch(b"x", cursor=1))
@@ -54,7 +47,6 @@ async def test_many_feeds_share_few_commits() -> None:
 
 async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
     with DataPath(flush_bytes=30) as path:
-        own(path, *range(1, 21))
         path.tables.away = True
         batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 21)]
         for batch_queue in batch_queues:
@@ -68,8 +60,7 @@ async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
 async def test_a_batch_is_acknowledged_once_it_is_committed_and_not_when_it_is_refused(
     path: DataPath,
 ) -> None:
-    own(path, 1, 2)
-    path.tables.checkpoints[2].epoch = 7
+    path.tables.checkpoints[2] = MemoryCheckpoint(7, uuid4())
     acknowledged: list[str] = []
     landed, refused = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     for batch_queue in (landed, refused):
@@ -85,7 +76,6 @@ async def test_a_batch_is_acknowledged_once_it_is_committed_and_not_when_it_is_r
 
 
 async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(path: DataPath) -> None:
-    own(path, 1)
     path.tables.unusable["landed"] = "table is gone"
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"1", cursor=1))
@@ -101,7 +91,6 @@ async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(pat
 
 async def test_backpressure_bounds_what_a_feed_holds_while_the_sink_is_away() -> None:
     with DataPath(inflight_max=100) as path:
-        own(path, 1)
         path.tables.away = True
         batch_queue = path.open_batch_queue((1, 1), "a")
         put = 0
@@ -122,7 +111,6 @@ async def test_backpressure_bounds_what_a_feed_holds_while_the_sink_is_away() ->
 
 async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -> None:
     with DataPath(budget=50) as path:
-        own(path, *range(1, 11))
         path.tables.away = True
         batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 11)]
 
@@ -142,7 +130,6 @@ async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -
 
 
 async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath) -> None:
-    own(path, 1, 2)
     path.tables.locked_tables.add("stuck")
     stuck = path.open_batch_queue((1, 1), "a", target=Target("stuck", "json"))
     free = path.open_batch_queue((2, 1), "b")
@@ -165,7 +152,6 @@ async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath)
 
 
 async def test_batches_that_are_committed_do_not_stay_in_memory(path: DataPath) -> None:
-    own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")
 
     def acknowledge() -> None:
@@ -181,7 +167,6 @@ async def test_batches_that_are_committed_do_not_stay_in_memory(path: DataPath) 
 async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own(path, 1, 2)
     monkeypatch.setattr(MemorySink, "refusal", None)
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"1", cursor=1))
@@ -196,7 +181,6 @@ async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
 
 async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
     with DataPath() as path:
-        own(path, 1)
         path.tables.away = True
         batch_queue = path.open_batch_queue((1, 1), "a")
         await batch_queue.put(batch(b"1", cursor=1))
@@ -212,7 +196,6 @@ async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
 async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter_has_a_reason(
     path: DataPath,
 ) -> None:
-    own(path, 1, 2)
     path.tables.poison = b"bad"
     troubled, well = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await troubled.put(batch(b"1", b"bad", cursor=2))
@@ -231,7 +214,6 @@ async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.0)
-    own(path, 1)
     path.tables.poison = b"bad"
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"bad", cursor=1))
@@ -248,7 +230,6 @@ async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.001)
-    own(path, *range(1, 6))
     path.tables.poison = b"bad"
     batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 6)]
     for n in range(300):
@@ -264,7 +245,6 @@ async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
 
 
 async def test_what_is_in_the_way_of_a_feed_is_told_until_it_lands(path: DataPath) -> None:
-    own(path, 1)
     path.tables.locked_tables.add("landed")
     told: list[object] = []
     batch_queue = path.open_batch_queue((1, 1), "a", on_change=lambda: told.append(batch_queue.trouble))
@@ -282,7 +262,6 @@ async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others
 ) -> None:
     """A sink of somebody else's may take one feed's trouble for its own."""
     monkeypatch.setattr("feedq.worker.writer.RETRY_FIRST_S", 0.001)
-    own(path, 1, 2, 3)
     write = MemorySink.write
 
     def refuse(sink: MemorySink, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
@@ -307,7 +286,6 @@ async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others
 async def test_an_error_of_ours_over_one_feed_is_told_to_no_other(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own(path, 1, 2)
     refusal = MemorySink.refusal
 
     def stumble(sink: MemorySink, write: FeedWrite, record: bytes) -> str | None:
@@ -327,7 +305,6 @@ async def test_an_error_of_ours_over_one_feed_is_told_to_no_other(
 
 @pytest.mark.parametrize("where", ["away", "locked", "queued"])
 async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where: str) -> None:
-    own(path, 1, 2)
     if where == "locked":
         path.tables.locked_tables.add("landed")
     else:
@@ -350,7 +327,6 @@ async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where
 
 
 async def test_an_abandoned_feed_whose_commit_is_unknown_is_not_written_again(path: DataPath) -> None:
-    own(path, 1, 2)
     gone, kept = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     path.tables.lose_answer = False
     path.tables.away_after = True
@@ -369,8 +345,7 @@ def rewind(path: DataPath, feed_id: int, to: MemoryCheckpoint) -> None:
 
 
 async def test_each_group_continues_the_one_before_it_also_one_whose_answer_was_lost(path: DataPath) -> None:
-    own(path, 1)
-    batch_queue = path.open_batch_queue((1, 1), "a", continues=path.tables.checkpoints[1].commit_id)
+    batch_queue = path.open_batch_queue((1, 1), "a")
     for n, lost in enumerate([None, True, False, None, True]):
         path.tables.lose_answer = lost
         await batch_queue.put(batch(b"%d" % n, cursor=n))
@@ -382,7 +357,6 @@ async def test_each_group_continues_the_one_before_it_also_one_whose_answer_was_
 async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_others_do(
     path: DataPath,
 ) -> None:
-    own(path, 1, 2)
     back, well = (path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2))
     for batch_queue in (back, well):
         await batch_queue.put(batch(b"1", cursor=1))
@@ -399,7 +373,6 @@ async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_oth
 async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_landed(
     path: DataPath,
 ) -> None:
-    own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"1", cursor=1))
     await batch_queue.join()
@@ -419,7 +392,6 @@ async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
 ) -> None:
     monkeypatch.setattr("feedq.worker.writing_session.NO_ANSWER_S", 0.01)
     outage = path.outage
-    own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")
     with path.tables.lock:
         await batch_queue.put(batch(b"1", cursor=1))

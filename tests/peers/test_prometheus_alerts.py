@@ -38,7 +38,7 @@ from feedq.worker.metrics import Signs, refresh, serve
 from feedq.worker.threads import Outbox
 from tests import promql
 from tests.cluster import wait_until
-from tests.fakes.sink import MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import MemoryTables
 from tests.peers.conftest import peer_directory
 from tests.peers.prometheus import Prometheus
 from tests.peers.servers import program
@@ -169,7 +169,6 @@ def lands(life: Callable[[DataPath], Coroutine[Any, Any, None]], **tables: Any) 
 
     def cause(stage: Staged) -> None:
         with DataPath(MemoryTables(**tables)) as path:
-            path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
             asyncio.run(life(path))
 
     return cause

@@ -15,7 +15,7 @@ from feedq.worker.fencer import Fencer
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.writer import Writer
 from feedq.worker.writing_session import Outage
-from tests.fakes.sink import MemorySink, MemoryTables
+from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
 TARGET = Target("landed", "json")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -78,6 +78,8 @@ class DataPath:
         target: Target = TARGET,
         on_change: Callable[[], None] = lambda: None,
     ) -> BatchQueue:
+        """Of a feed that is fenced, under the epoch of its key unless it has a checkpoint already."""
+        self.tables.checkpoints.setdefault(key[0], MemoryCheckpoint(key[1], uuid4()))
         return BatchQueue(
             key,
             feed,

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import uuid4
 
-from tests.fakes.sink import MemoryCheckpoint
 from tests.unit.data_path import LIMIT_S, DataPath, batch
 from tests.waiting import until
 
 
-def own(path: DataPath, *feed_ids: int) -> None:
-    for feed_id in feed_ids:
-        path.tables.checkpoints[feed_id] = MemoryCheckpoint(1, uuid4())
-
-
 def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> None:
     with DataPath() as path:
-        own(path, 1)
         path.tables.away = True
 
         async def leave_one_behind() -> None:
@@ -31,7 +23,6 @@ def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> N
 
 async def test_a_connection_that_reads_ahead_never_stops_a_feed_for_good() -> None:
     with DataPath(budget=100, flush_interval_s=0.0) as path:
-        own(path, 1)
         path.budget.take(100)
         batch_queue = path.open_batch_queue((1, 1), "a")
         async with asyncio.timeout(LIMIT_S):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -19,7 +18,6 @@ from pydantic import ValidationError
 from feedq.connectors.base import show_cursor
 from feedq.connectors.tcp import PING_BYTES_MAX, Ping, PingFramer
 from feedq.connectors.websocket.connector import Ignored, Rule
-from feedq.core import model
 from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
@@ -826,15 +824,3 @@ def test_the_fast_batch_holds_the_same_records_as_the_plain_one(many: list[bytes
     assert fast.count == plain.count == len(many)
     assert plain.size == sum(map(len, many))
     assert fast.size == plain.size + len(many), "its line ends count too: they take up memory"
-
-
-OWN = [value for value in vars(model).values() if getattr(value, "__module__", "") == model.__name__]
-
-VALUES = [value for value in OWN if isinstance(value, type) and dataclasses.is_dataclass(value)]
-
-
-@pytest.mark.parametrize("value", VALUES, ids=lambda v: v.__name__)
-def test_values_cannot_be_changed_nor_grow(value: type) -> None:
-    # One batch is made for every read of every feed, and frozen it would take three times as long.
-    assert value.__dataclass_params__.frozen or value in (Batch, Records)  # type: ignore[attr-defined]
-    assert "__slots__" in vars(value)
