@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from operator import length_hint
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,7 @@ from feedq.core.model import Batch
 from feedq.records.cursor import ESCAPED_NUL
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, parts
 from feedq.sinks.copytext import (
+    LF,
     NUL,
     NUL_ERROR,
     BeyondUs,
@@ -246,15 +248,17 @@ class DefaultRows:
         if self._type == "bytea":
             return
         if self._type in ("json", "jsonb"):
+            unread = iter(records)
             try:
-                deque(map(parsed, records), maxlen=0)
+                deque(map(parsed, unread), maxlen=0)
             except (msgspec.DecodeError, RecursionError):
                 if len(records) > 1:
-                    raise UnreadableRecord("one of several records") from None
+                    position = len(records) - length_hint(unread) - 1
+                    raise UnreadableRecord("one of several records", position=position) from None
                 with suppress(BeyondUs):
                     check(records[0])
-        if self._type == "jsonb" and NUL_ESCAPED in text and ESCAPED_NUL.search(text):
-            raise UnreadableRecord(ESCAPED_NUL_ERROR)
+        if self._type == "jsonb" and NUL_ESCAPED in text and (nul := ESCAPED_NUL.search(text)):
+            raise UnreadableRecord(ESCAPED_NUL_ERROR, position=text.count(LF, 0, nul.start()))
         if NUL in text:
             raise UnreadableRecord(NUL_ERROR)
         if not text.isascii():

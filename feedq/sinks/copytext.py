@@ -12,7 +12,7 @@ whole of it, and the rows are put together by `zip` and `join`, without a step o
     {"a": "y", "b": {"c": 2}}   →    "x"    1       →     y ⇥ 2
                                      "y"    2
 
-A chunk with a record that cannot be encoded is halved until that record is alone, and set aside (`encoded`): a
+A chunk with a record that cannot be encoded is cut up until that record is alone, and set aside (`encoded`): a
 record lands the same whatever its neighbours are. Sinks without COPY read the texts of a row back: `texts_of_row`.
 
 msgspec decides what is JSON, and is as strict as the standard library: invalid UTF-8, ``NaN`` and control
@@ -27,7 +27,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -65,7 +65,14 @@ parsed: Final = msgspec.json.Decoder(Raw).decode
 
 
 class UnreadableRecord(Exception):
-    """A record that cannot even be sent to the database; the message says why."""
+    """A record that cannot even be sent to the database; the message says why.
+
+    Of several records, ``position`` is the index of the one, where that is known. A hint, nothing more.
+    """
+
+    def __init__(self, why: str, *, position: int | None = None) -> None:
+        super().__init__(why)
+        self.position = position
 
 
 class BeyondUs(UnreadableRecord):
@@ -93,7 +100,8 @@ def decode(record: bytes) -> str:
     try:
         return record.decode()
     except UnicodeDecodeError as error:
-        raise UnreadableRecord(f"invalid UTF-8: {error.reason} at byte {error.start}") from None
+        why = f"invalid UTF-8: {error.reason} at byte {error.start}"
+        raise UnreadableRecord(why, position=record.count(LF, 0, error.start)) from None
 
 
 def encode(text: str) -> bytes:
@@ -207,15 +215,15 @@ def encoded(chunk: Chunk, encode: Encode, set_aside: SetAside) -> Iterator[tuple
     try:
         rows = encode(chunk)
     except UnreadableRecord as unreadable:
-        halves = _halves(chunk)
-        if not halves:
+        pieces = _pieces(chunk, unreadable.position)
+        if not pieces:
             write, batch, (record,) = chunk[0].write, chunk[0].batch, chunk[0].records
             set_aside(SuspectRecord(write, batch, record), str(unreadable))
     else:
         yield chunk, rows
         return
-    for half in halves:
-        yield from encoded(half, encode, set_aside)
+    for piece in pieces:
+        yield from encoded(piece, encode, set_aside)
 
 
 def _cut(batch: Batch) -> Iterable[bytes | Sequence[bytes]]:
@@ -234,15 +242,19 @@ def _cut_lines(lines: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _halves(chunk: Chunk) -> Sequence[Chunk]:
-    """Of spans, or of records if there is one span only; nothing if it is a single record."""
-    whole: Sequence[Any] = chunk if len(chunk) > 1 else chunk[0].records
-    middle = len(whole) // 2
-    if not middle:
-        return ()
+def _pieces(chunk: Chunk, position: int | None) -> Sequence[Chunk]:
+    """Halves of the spans, or of the only span; nothing if it is a single record. With a position, what is before
+    and at it comes first, and the rest in halves: others there may be bad, too."""
     if len(chunk) > 1:
+        middle = len(chunk) // 2
         return chunk[:middle], chunk[middle:]
-    return [chunk[0]._replace(part=whole[:middle])], [chunk[0]._replace(part=whole[middle:])]
+    records = chunk[0].records
+    if len(records) == 1:
+        return ()
+    first = (0, position) if position is not None and position < len(records) else ()
+    rest = first[-1] + 1 if first else 0
+    cuts = (*first, rest, (rest + len(records)) // 2, len(records))
+    return [[chunk[0]._replace(part=records[begin:end])] for begin, end in pairwise(cuts) if begin < end]
 
 
 # -- columns -----------------------------------------------------------------------------------------
