@@ -93,6 +93,11 @@ class JobsHarness(Harness):
     def schedule(self, name: str = "nightly", **changes: object) -> Schedule:
         return self.schedules.add(schedule_spec(name, **changes))
 
+    def triggered(self, name: str = "nightly", **changes: object) -> Run:
+        """The run of a schedule that is declared and triggered at once."""
+        self.schedule(name, **changes)
+        return self.schedules.trigger(name)
+
     def damage(self, name: str, keys: Keys) -> None:
         """Put keys into a stored declaration, as a later release might."""
         sql = "UPDATE feedq.schedule SET declaration = declaration || %s WHERE name = %s"

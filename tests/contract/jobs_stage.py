@@ -32,6 +32,13 @@ def claim_one(jobs: JobsHarness, worker: Worker, **changes: Any) -> ClaimedRun:
     return run
 
 
+def started(jobs: JobsHarness, name: str = "nightly", **changes: object) -> tuple[Worker, ClaimedRun]:
+    """A run of a new schedule, at a worker of its own."""
+    jobs.triggered(name, **changes)
+    worker = jobs.job_worker()
+    return worker, claim_one(jobs, worker)
+
+
 def ended(run: ClaimedRun, state: RunState = RunState.SUCCEEDED, reason: str | None = None) -> Finish:
     if state in (RunState.FAILED, RunState.TIMED_OUT):
         return replace(unsuccessful(run, state, ""), reason=reason)

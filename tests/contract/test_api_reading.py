@@ -61,8 +61,7 @@ def test_problems_are_all_that_the_tables_tell_and_group_feeds_by_cause_and_tena
         "SELECT id, 'max_silence', now(), '20', 30 FROM feedq.feed"
     )
     jobs.worker("w@host")
-    jobs.schedule("nightly")
-    jobs.schedules.trigger("nightly")
+    jobs.triggered("nightly")
     worker = jobs.job_worker()
     (run,) = jobs.store.jobs.runs.claim(Offer(worker.id, 1)).runs
     jobs.store.jobs.runs.finish(worker.id, [Finish(run.id, run.fence, RunState.FAILED, "boom")])

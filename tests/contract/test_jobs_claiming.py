@@ -86,8 +86,7 @@ def test_of_twelve_runs_each_of_three_idle_workers_takes_four_however_often_it_a
 ) -> None:
     workers = [jobs.job_worker(name) for name in "abc"]
     for n in range(12):
-        jobs.schedule(f"s{n}")
-        jobs.schedules.trigger(f"s{n}")
+        jobs.triggered(f"s{n}")
     for worker in workers:
         held = 0
         for ask_number in range(asks):
@@ -123,8 +122,7 @@ def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarnes
     worker = jobs.job_worker()
     jobs.queues.set(Queue(name="narrow", concurrency=1))
     for name, priority in (("low", -50), ("plain", 0), ("high", 50)):
-        jobs.schedule(name, task="tasks.report", priority=priority, queue="narrow")
-        jobs.schedules.trigger(name)
+        jobs.triggered(name, task="tasks.report", priority=priority, queue="narrow")
     for name in ("high", "plain", "low"):
         run = claim_one(jobs, worker)
         assert run.schedule == name
@@ -165,8 +163,7 @@ def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
 
 def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
-    jobs.schedule(start_deadline=30)
-    run = jobs.schedules.trigger("nightly")
+    run = jobs.triggered(start_deadline=30)
     jobs.elapse(60)
     granted = ask(jobs, worker)
     assert list(granted.runs) == []
@@ -181,8 +178,7 @@ def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: Jobs
 def test_a_job_that_this_release_cannot_read_fails_and_harms_no_other(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule("good")
-    jobs.schedule("bad")
-    bad = jobs.schedules.trigger("bad")
+    bad = jobs.triggered("bad")
     jobs.schedules.trigger("good")
     jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}' WHERE id = %s""", bad.id)
     assert [run.schedule for run in claim(jobs, worker)] == ["good"]

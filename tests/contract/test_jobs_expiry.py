@@ -12,7 +12,7 @@ from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, RunState
 from feedq.core.schedule.spec import Semantics
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import claim, claim_one, ended, finish
+from tests.contract.jobs_stage import claim, claim_one, ended, finish, started
 from tests.schedules import Keys
 
 S = RunState
@@ -28,13 +28,6 @@ def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: Any) -> Keys:
 
 
 AGAIN = job(Semantics.AT_LEAST_ONCE)
-
-
-def started(jobs: JobsHarness, name: str = "nightly", **changes: object) -> tuple[Worker, ClaimedRun]:
-    jobs.schedule(name, **changes)
-    jobs.schedules.trigger(name)
-    worker = jobs.job_worker()
-    return worker, claim_one(jobs, worker)
 
 
 def expire(jobs: JobsHarness, *, limit: int = 100) -> int:
@@ -138,8 +131,7 @@ def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> N
 
 
 def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
-    jobs.schedule(**AGAIN)
-    run = jobs.schedules.trigger("nightly")
+    run = jobs.triggered(**AGAIN)
     for attempt in range(1, LOSSES_MAX + 1):
         worker = jobs.job_worker(f"w{attempt}")
         assert claim_one(jobs, worker).attempt == attempt
@@ -187,8 +179,7 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
 
 
 def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsHarness) -> None:
-    jobs.schedule(start_deadline=30)
-    run = jobs.schedules.trigger("nightly")
+    run = jobs.triggered(start_deadline=30)
     jobs.elapse(30)
     expire(jobs)
     assert jobs.schedules.run(run.id).state is S.MISSED_DEADLINE

@@ -5,22 +5,14 @@ from __future__ import annotations
 import pytest
 
 from feedq.core.model import Worker
-from feedq.core.schedule.model import ClaimedRun, RunState, ScheduleState
+from feedq.core.schedule.model import RunState, ScheduleState
 from feedq.core.schedule.spec import Overlap
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
+from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish, started
 from tests.schedules import Keys
 
 S = RunState
 RETRIED: Keys = {"task": "tasks.report", "retries": {"limit": 2, "first": 20.0, "factor": 3.0}}
-
-
-def started(jobs: JobsHarness, name: str = "nightly", **changes: object) -> tuple[Worker, ClaimedRun]:
-    """A run of a new schedule, at a worker of its own."""
-    jobs.schedule(name, **changes)
-    jobs.schedules.trigger(name)
-    worker = jobs.job_worker()
-    return worker, claim_one(jobs, worker)
 
 
 def one_more(jobs: JobsHarness, worker: Worker, state: RunState, name: str = "nightly") -> None:

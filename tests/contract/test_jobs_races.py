@@ -49,8 +49,7 @@ def test_a_locked_row_delays_the_end_of_its_own_run_alone(
 ) -> None:
     worker = jobs.job_worker()
     for name in ("locked", "other"):
-        jobs.schedule(name)
-        jobs.schedules.trigger(name)
+        jobs.triggered(name)
     runs = {run.schedule: run for run in claim(jobs, worker)}
     ends = [ended(run, state) for run in runs.values()]
     which = {"run": runs["locked"].id, "schedule": jobs.schedules.get("locked").id}[table]
@@ -66,8 +65,7 @@ def test_a_locked_run_that_a_tick_was_to_cancel_keeps_its_turn_and_no_other_sche
     jobs: JobsHarness,
 ) -> None:
     worker = jobs.job_worker()
-    jobs.schedule("locked", overlap=Overlap.CANCEL_OTHER)
-    run = jobs.schedules.trigger("locked")
+    run = jobs.triggered("locked", overlap=Overlap.CANCEL_OTHER)
     claimed = claim_one(jobs, worker)
     jobs.schedule("other")
     jobs.elapse(INTERVAL_S)
@@ -84,8 +82,7 @@ def test_a_locked_queue_delays_its_own_runs_alone(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     for name in ("locked", "other"):
         jobs.queues.set(Queue(name=name, concurrency=5))
-        jobs.schedule(name, queue=name)
-        jobs.schedules.trigger(name)
+        jobs.triggered(name, queue=name)
     with jobs.transaction() as person:
         person.execute("SELECT FROM feedq.job_queue WHERE name = 'locked' FOR UPDATE")
         assert [run.schedule for run in claim(jobs, worker)] == ["other"]
@@ -161,8 +158,7 @@ def test_a_run_claimed_by_many_at_once_is_granted_to_one(
 ) -> None:
     workers = [jobs.job_worker(str(n)) for n in range(8)]
     for round_ in range(10):
-        jobs.schedule(f"s{round_}")
-        jobs.schedules.trigger(f"s{round_}")
+        jobs.triggered(f"s{round_}")
         granted = at_once(threads, *[partial(claim, jobs, w) for w in workers])
         assert [len(runs) for runs in granted if runs] == [1]
 
@@ -174,8 +170,7 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
     """The slow one has seen it waiting; when it comes to lock the row, that is running, and nobody holds it. Or it
     waits again, for a retry that is not due."""
     fast, slow = jobs.job_worker("fast"), jobs.job_worker("slow")
-    jobs.schedule(overlap=Overlap.ALLOW_ALL, task="tasks.report", retries={"limit": 1, "first": 60.0})
-    run = jobs.schedules.trigger("nightly")
+    run = jobs.triggered(overlap=Overlap.ALLOW_ALL, task="tasks.report", retries={"limit": 1, "first": 60.0})
     ((source,),) = jobs.execute("SELECT pg_get_functiondef('feedq_1.claim_runs'::regproc)")
     slowly = str(source).replace(
         "SELECT * FROM candidate ORDER", "SELECT *, pg_sleep(1) FROM candidate ORDER"
@@ -217,8 +212,7 @@ def test_two_that_claim_two_runs_of_a_schedule_at_the_same_moment_get_one(
 def test_a_claim_waits_for_nobody_who_holds_a_run_or_a_schedule(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     for name in ("held", "free"):
-        jobs.schedule(name)
-        jobs.schedules.trigger(name)
+        jobs.triggered(name)
     with jobs.transaction() as somebody:
         somebody.execute("SELECT FROM feedq.schedule FOR UPDATE")
         somebody.execute(
@@ -254,8 +248,7 @@ def test_a_finish_and_an_expiry_at_once_end_a_run_once(
 ) -> None:
     for round_ in range(10):
         name = f"s{round_}"
-        jobs.schedule(name, task="tasks.report", semantics=Semantics.AT_LEAST_ONCE)
-        jobs.schedules.trigger(name)
+        jobs.triggered(name, task="tasks.report", semantics=Semantics.AT_LEAST_ONCE)
         worker = jobs.job_worker(name)
         run = claim_one(jobs, worker)
         jobs.expire_workers(worker)

@@ -129,8 +129,7 @@ def test_an_edit_of_what_bounds_its_ticks_begins_at_the_first_of_them_after_now(
 
 
 def test_runs_that_wait_keep_the_job_they_were_made_with(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    waiting = jobs.schedules.trigger("nightly")
+    waiting = jobs.triggered()
     jobs.schedules.edit("nightly", schedule_spec(task="tasks.other", queue="other", priority=9))
     assert jobs.schedules.run(waiting.id) == waiting
     assert waiting.task == "tasks.report"

@@ -115,8 +115,7 @@ def test_a_trigger_notifies_one_worker_that_serves_and_has_a_slot_free(
 
 
 def test_skip_leaves_a_trigger_out_while_a_run_has_not_ended(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule(overlap=Overlap.SKIP)
-    first = jobs.schedules.trigger("nightly")
+    first = jobs.triggered(overlap=Overlap.SKIP)
     assert jobs.schedules.trigger("nightly", key="while it waits").state is RunState.SKIPPED_OVERLAP
     jobs.start(first, worker)
     skipped = jobs.schedules.trigger("nightly", key="while it runs")
@@ -180,8 +179,7 @@ def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, wo
 
 
 def test_a_backfill_waits_its_turn_whatever_the_policy(jobs: JobsHarness) -> None:
-    jobs.schedule("one", overlap=Overlap.SKIP)
-    jobs.schedules.trigger("one")
+    jobs.triggered("one", overlap=Overlap.SKIP)
     assert jobs.schedules.backfill("one", [SOME_TICK, SOME_TICK + HOUR]) == (2, 0)
     assert jobs.schedules.view("one").waiting == 3
 
@@ -231,10 +229,8 @@ def test_a_backfill_has_a_size_and_its_ticks_a_zone(jobs: JobsHarness) -> None:
 
 
 def test_a_purge_cancels_what_waits_and_nothing_else(jobs: JobsHarness, worker: Worker) -> None:
-    jobs.schedule("other")
-    untouched = jobs.schedules.trigger("other")
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    running = jobs.schedules.trigger("nightly")
+    untouched = jobs.triggered("other")
+    running = jobs.triggered(overlap=Overlap.ALLOW_ALL)
     jobs.start(running, worker)
     jobs.schedules.backfill("nightly", [SOME_TICK, SOME_TICK + HOUR])
     assert jobs.schedules.purge("nightly") == 2
@@ -253,8 +249,7 @@ def test_the_worker_of_a_running_run_hears_of_its_end(jobs: JobsHarness, worker:
 
 
 def test_what_has_ended_or_never_was_cannot_be_cancelled(jobs: JobsHarness) -> None:
-    jobs.schedule()
-    run = jobs.schedules.trigger("nightly")
+    run = jobs.triggered()
     jobs.schedules.cancel_run(run.id)
     before = jobs.schedules.run(run.id)
     with pytest.raises(Conflict, match=f"run {run.id} of nightly has ended"):

@@ -151,8 +151,7 @@ def test_a_claimed_job_that_cannot_be_read_is_ended_in_the_order_of_locks_of_eve
     jobs: JobsHarness, threads: ThreadPoolExecutor
 ) -> None:
     worker = jobs.job_worker()
-    jobs.schedule()
-    jobs.schedules.trigger("nightly")
+    jobs.triggered()
     jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}'""")
     with jobs.transaction() as other:
         other.execute("SELECT FROM feedq.schedule FOR UPDATE")
@@ -166,8 +165,7 @@ def test_a_claimed_job_that_cannot_be_read_is_ended_in_the_order_of_locks_of_eve
 
 
 def test_pages_wait_for_nobody(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
-    jobs.schedule()
-    run = jobs.schedules.trigger("nightly")
+    run = jobs.triggered()
     with jobs.transaction() as firing:
         firing.execute("SELECT FROM feedq.schedule FOR UPDATE")
         firing.execute("SELECT FROM feedq.run FOR UPDATE")

@@ -19,8 +19,7 @@ from tests.schedules import INTERVAL_S, schedule_spec
 def damaged(jobs: JobsHarness, request: pytest.FixtureRequest) -> JobsHarness:
     """Of three schedules the second cannot be read."""
     for name in ("a", "bad", "c"):
-        jobs.schedule(name)
-        jobs.schedules.trigger(name)
+        jobs.triggered(name)
     jobs.damage("bad", request.param)
     return jobs
 

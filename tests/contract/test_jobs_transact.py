@@ -41,8 +41,7 @@ def effects(jobs: JobsHarness) -> Iterator[None]:
 
 
 def started(jobs: JobsHarness, *, timeout_s: float | None = 3600.0) -> tuple[Worker, ClaimedRun]:
-    jobs.schedule(**JOB, timeout=timeout_s)
-    jobs.schedules.trigger("nightly")
+    jobs.triggered(**JOB, timeout=timeout_s)
     worker = jobs.job_worker()
     return worker, claim_one(jobs, worker)
 
@@ -148,8 +147,7 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(jobs: JobsHarness) 
 
 def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(jobs: JobsHarness) -> None:
     """Its time was up, and the retry came to the same worker: only the fence tells the two apart."""
-    jobs.schedule(**JOB, timeout=30.0, retries={"limit": 1, "first": 0.0})
-    jobs.schedules.trigger("nightly")
+    jobs.triggered(**JOB, timeout=30.0, retries={"limit": 1, "first": 0.0})
     worker = jobs.job_worker()
     run = claim_one(jobs, worker)
     retries: list[ClaimedRun] = []

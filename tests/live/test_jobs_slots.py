@@ -59,6 +59,13 @@ class Stage:
         self.slots.wake()
         self.slots.turn()
 
+    def begin(self, *runs: int) -> None:
+        """These runs, and no others, run."""
+        for run_id in runs:
+            self.runs.add(run_id)
+        self.claim()
+        until(lambda: sorted(self.begun) == sorted(runs), "they run")
+
     def release(self) -> None:
         self.go_on.set()
         until(lambda: self.slots.running == 0, "all have ended")
@@ -109,10 +116,7 @@ def test_who_is_not_trusted_or_not_registered_claims_nothing_and_goes_on_when_it
 
 
 def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.runs.add(2)
-    stage.claim()
-    until(lambda: len(stage.begun) == 2, "both run")
+    stage.begin(1, 2)
     stage.runs.is_away = True
     stage.release()
     for _ in range(3):
@@ -128,10 +132,7 @@ def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage
 
 
 def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.runs.add(2)
-    stage.claim()
-    until(lambda: len(stage.begun) == 2, "both run")
+    stage.begin(1, 2)
     stage.runs.cannot_end = {1}
     stage.release()
     stage.slots.turn()
@@ -140,10 +141,7 @@ def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Sta
 
 
 def test_the_end_of_a_run_that_somebody_has_locked_is_told_again(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.runs.add(2)
-    stage.claim()
-    until(lambda: len(stage.begun) == 2, "both run")
+    stage.begin(1, 2)
     stage.runs.busy = {1}
     stage.release()
     stage.slots.turn()
@@ -169,9 +167,7 @@ def test_an_end_whose_answer_was_lost_is_told_once_more_and_changes_nothing(stag
 
 
 def test_a_claim_whose_answer_was_lost_is_given_back_and_runs_after_all(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.claim()
-    until(lambda: stage.begun == [1], "one runs")
+    stage.begin(1)
     stage.runs.add(2)
     stage.runs.loses_answer_of = "claim"
     with pytest.raises(Unavailable):
