@@ -100,7 +100,7 @@ WAIT_FOR_ROWS_S = 10.0
 """Longer than any test holds a row that another statement is to wait for, on a busy machine."""
 
 
-WAITING = ("claim", "release", "report", "free", "dirty", "lock_workers")
+WAITING = ("claim", "release", "report", "free", "lock_dirty", "lock_workers")
 """The functions that wait for rows for only so long."""
 
 

@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
+import psycopg2
 import pytest
 
 from feedq.control.store import database
@@ -160,6 +162,27 @@ def test_a_message_claimed_by_many_at_once_is_granted_once(
 
     claims = [threads.submit(claim, order) for order in (1, -1, 1, -1)]
     assert sum(c.result(WAIT_S) for c in claims) == len(keys)
+
+
+def test_a_pass_holds_no_lease_while_it_waits_for_an_edited_one(
+    harness: Harness, threads: ThreadPoolExecutor
+) -> None:
+    """Owners lock leases in the order of their feeds: one that has the first would wait for the second."""
+    h = harness
+    worker = h.worker(ttl_s=999)
+    edited, overdue = h.feed("edited"), h.feed("overdue")
+    h.run(edited, worker)
+    h.assign(overdue, worker)
+    h.elapse(DISPATCH_TIMEOUT_S)
+    h.store.feeds.set_target(edited.name, TargetState.PAUSED)
+    lock = "SELECT FROM feedq.lease WHERE feed_id = %s FOR UPDATE"
+    with closing(psycopg2.connect(h.url)) as owner, owner, owner.cursor() as cursor:
+        cursor.execute(lock, (edited.id,))
+        report = threads.submit(h.reconcile)
+        h.wait_until_blocked(report)
+        cursor.execute(f"{lock} NOWAIT", (overdue.id,))
+    assert report.result(WAIT_S)[0].overdue == 1
+    assert h.lease(edited).state is LeaseState.STOPPING
 
 
 def test_everything_at_once_never_deadlocks(

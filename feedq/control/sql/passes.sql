@@ -240,9 +240,22 @@ BEGIN
     RETURN accepted;
 END $body$;
 
+-- Waits for the leases of feeds that somebody has touched, but for nobody who has one locked for longer. It comes before
+-- everything else that a pass locks, all of which passes over what is locked: a pass that waited with leases in its hands
+-- would wait for owners that wait for these. Answers with whether it has them all.
+CREATE FUNCTION feedq_1.lock_dirty(most int) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
+DECLARE
+    first constant bigint[] := feedq_1.first_dirty(most);
+BEGIN
+    PERFORM FROM feedq.lease WHERE feed_id = ANY (first) ORDER BY feed_id FOR UPDATE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;  -- the pass goes on with the others
+END $body$;
+
 -- Feeds that somebody has touched, with their leases, both locked; the lease first, as everywhere. What somebody has
--- locked for longer stays dirty, for a later pass.
-CREATE FUNCTION feedq_1.dirty(most int) RETURNS json LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
+-- locked stays dirty, for a later pass.
+CREATE FUNCTION feedq_1.dirty(most int) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     first constant bigint[] := feedq_1.first_dirty(most);
     locked bigint[];
@@ -254,11 +267,6 @@ BEGIN
     SELECT f.id FROM feedq.feed f
     WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
     ORDER BY f.id ON CONFLICT DO NOTHING;
-    BEGIN
-        PERFORM FROM feedq.lease WHERE feed_id = ANY (first) ORDER BY feed_id FOR UPDATE;
-    EXCEPTION WHEN lock_not_available THEN
-        NULL;  -- it goes on with the others
-    END;
     locked := ARRAY(
         SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
         WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED);
@@ -274,6 +282,7 @@ END $body$;
 CREATE FUNCTION feedq_1.take_stock(most_new int, most_edits int, most_overdue int, cleared text[]) RETURNS json
 LANGUAGE plpgsql AS $body$
 DECLARE
+    has_locked constant boolean := feedq_1.lock_dirty(most_edits);
     reaped constant int := feedq_1.reap();
     backfills constant int := feedq_1.end_backfills();
     silent constant json := feedq_1.withdraw_overdue(most_overdue);
