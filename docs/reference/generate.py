@@ -249,7 +249,7 @@ def _entry_default(field: FieldInfo) -> str:
 def command_sections() -> str:
     """Each command as `--help` explains it, without the options that the page describes once."""
     lines: list[str] = []
-    for path, command in _commands(main_command, "feedq"):
+    for path, command in commands(main_command, "feedq"):
         lines += [f"## `{path}`", ""]
         context = click.Context(command)
         if arguments := [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]:
@@ -268,7 +268,7 @@ def command_sections() -> str:
 
 def choosing_options() -> str:
     """The options by which feeds are chosen."""
-    command = dict(_commands(main_command, "feedq"))["feedq feed list"]
+    command = dict(commands(main_command, "feedq"))["feedq feed list"]
     chosen = [one for one in command.params if isinstance(one, click.Option) and one.name in _feed_options()]
     rows = [f"| `{'`, `'.join(one.opts)}` | {_cell(one.help or '')} |" for one in chosen]
     return "\n".join(["| option | meaning |", "|---|---|", *rows])
@@ -277,18 +277,18 @@ def choosing_options() -> str:
 @cache
 def _feed_options() -> frozenset[str]:
     """The names of the options by which feeds are chosen."""
-
     choosing = click.command()(chooses_feeds(lambda: None))
     return frozenset(str(one.name) for one in choosing.params if isinstance(one, click.Option))
 
 
-def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Each command that is no group, with the words that lead to it."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None
-            yield from _commands(inner, f"{path} {name}")
+            yield from commands(inner, f"{path} {name}")
     else:
         yield path, command
 

@@ -96,16 +96,6 @@ class Place:
         wait_until(lambda: not victim.is_running(), limit_s=30, what="it is ended")
         place.wait_landing(NEIGHBOURS)
         elsewhere_at = time.monotonic()
-        print(
-            thread,
-            fault,
-            was_unhealthy_at - broke_at,
-            elsewhere_at - broke_at,
-            place.cluster.sql("SELECT name, loss, blamed_session FROM feedq.worker")
-            if 0
-            else place.cluster.sql("SELECT name, loss FROM feedq.worker"),
-            [place.lease(f)["blame"] for f in NEIGHBOURS if place.lease(f)["blamed"]],
-        )
         (row,) = place.cluster.sql("SELECT loss FROM feedq.worker WHERE id = %s", (worker_id,))
         assert thread in row["loss"] or thread == "feedq-loop", row
         assert was_unhealthy_at - broke_at <= UNHEALTHY_S + SLACK_S

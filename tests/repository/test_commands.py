@@ -5,27 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
 
 import feedq
 from feedq.cli import main
+from tests.repository.test_docs import generator
 
-
-def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            assert inner is not None
-            yield from leaves(inner, f"{path} {name}")
-    else:
-        yield path, command
-
-
-COMMANDS = dict(leaves(main, "feedq"))
+COMMANDS: dict[str, click.Command] = dict(generator().commands(main, "feedq"))
 
 
 def test_every_length_of_time_may_have_a_unit_and_has_a_bound() -> None:
