@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
-from feedq.connectors.wire.dialing import permitted, reason
+from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
 from feedq.core.model import JSON, Batch
 from feedq.errors import FeedqError, SourceUnavailable
 from feedq.telemetry.logs import LogEvent, log
@@ -66,56 +66,25 @@ async def stream_blocking(
 
 @contextmanager
 def dialed(host: str, port: int, *, context: Context, timeout_s: float) -> Iterator[socket.socket]:
-    """A connected socket for a blocking connector: the address is permitted, and the guard knows it.
-
-    ``timeout_s`` bounds each attempt to connect, one for each address; afterwards the socket has none.
+    """A connected socket for a blocking connector, dialed as those of all others are; it has no timeout itself.
 
     Raises:
         FeedMisconfigured: no address of the host is permitted.
-        SourceUnavailable: none answers, or the name does not resolve.
+        SourceUnavailable: none answers within ``timeout_s``, or the name does not resolve.
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError) as error:
-        raise SourceUnavailable(f"{where}: {reason(error)}") from error
-    addresses = permitted(
-        [(family, address) for family, _, _, _, address in found],
-        host=host,
-        where=where,
-        permissions=context.permissions,
-    )
-    reasons: dict[str, OSError] = {}
-    for family, address in addresses:
-        with socket.socket(family, socket.SOCK_STREAM) as sock, watched(sock, context.guard):
-            try:
-                _connect(sock, address, timeout_s=timeout_s)
-            except OSError as error:
-                reasons[reason(error)] = error
-                continue
-            yield sock
-            return
-    raise SourceUnavailable(f"{where}: {'; '.join(reasons)}") from next(reversed(reasons.values()))
 
+    async def dial() -> Dialed:
+        async with bounded(where, timeout_s) as give_up_at:
+            return await dial_host(host, port, where=where, context=context, give_up_at=give_up_at)
 
-@contextmanager
-def watched(sock: socket.socket, guard: SocketGuard) -> Iterator[None]:
-    """While inside, the guard can shut a socket. It is forgotten before it can be closed."""
-    fileno = sock.fileno()
-    guard.watch(fileno)
+    # Dialing takes a loop, if only for a moment, and that of the worker is another thread's.
+    connected = asyncio.run(dial())
     try:
-        yield
+        connected.sock.setblocking(True)
+        yield connected.sock
     finally:
-        guard.forget(fileno)
-
-
-def _connect(sock: socket.socket, address: Any, *, timeout_s: float) -> None:
-    sock.settimeout(timeout_s)
-    sock.connect(address)
-    # See `feedq.connectors.wire.dialing.dial`: a socket can be connected to itself.
-    if sock.getsockname() == sock.getpeername():
-        raise ConnectionRefusedError
-    sock.settimeout(None)
+        connected.close()
 
 
 class _ThreadGuard:

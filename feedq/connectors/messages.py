@@ -25,7 +25,7 @@ import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context, Room, needs_json, show_cursor
-from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, ConnectedOptions, check_template
+from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, RemoteOptions, check_template
 from feedq.core.model import JSON, Batch, Records
 from feedq.errors import FeedMisconfigured, FeedqError
 from feedq.records.csvtext import CsvFormat
@@ -43,7 +43,7 @@ MESSAGES_AT_ONCE = 500
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[^A-Za-z0-9]+")
 
 
-class MessageOptions(ConnectedOptions):
+class MessageOptions(RemoteOptions):
     """Base of the options of connectors of message brokers."""
 
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0

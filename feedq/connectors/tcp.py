@@ -20,7 +20,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.connection import Connection, open_connection
-from feedq.connectors.wire.remote import ConnectedOptions, Scheme, check_template
+from feedq.connectors.wire.remote import RemoteOptions, Scheme, check_template
 from feedq.core.model import JSON, Batch, Records
 from feedq.core.values import StrictModel
 from feedq.errors import SourceUnavailable
@@ -105,7 +105,7 @@ class PingFramer(OuterFramer):
         return left
 
 
-class TcpOptions(StreamOptions, ConnectedOptions):
+class TcpOptions(StreamOptions, RemoteOptions):
     """Options of a feed with ``connector: tcp``."""
 
     SCHEMES: ClassVar[Mapping[str, Scheme]] = {"tcp": Scheme(tls=False, port=None), "tls": Scheme(True, None)}
@@ -156,8 +156,9 @@ class TcpConnector:
             SourceSilent: no byte for the idle timeout.
             FeedMisconfigured: a record over the limit, a cursor that cannot be kept, a wrong TLS file.
         """
-        how = self._options.connection_options(idle_timeout_s=self._options.idle_timeout_s)
-        connection = await open_connection(how, self._context)
+        connection = await open_connection(
+            self._options, self._context, idle_timeout_s=self._options.idle_timeout_s
+        )
         framer = self._options.stream_framer()
         if self._options.ping is not None:
             framer = PingFramer(framer, self._options.ping, connection.send)

@@ -247,7 +247,9 @@ def test_a_dialed_socket_is_guarded_while_it_is_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with dialed("127.0.0.1", port, context=context, timeout_s=5) as sock:
-            assert guard.watched == {sock.fileno()}
+            assert len(guard.watched) == 1
             assert sock.gettimeout() is None
+            guard.shut_all()
+            assert sock.recv(1) == b""
         assert not guard.watched
         assert sock.fileno() == -1

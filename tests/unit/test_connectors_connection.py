@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.connectors.tcp import TcpOptions
 from feedq.connectors.websocket.connection import Due, Pulse
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
-from feedq.connectors.wire.remote import ConnectionOptions, Location, TlsFiles
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES
 
-ENDPOINT = Location("tcp", "feeds.example", 7001, tls=False, target="")
+OPTIONS = TcpOptions(url="tcp://feeds.example:7001")
+ENDPOINT = OPTIONS.location
 
 DAY_S = 86_400.0
 
@@ -96,16 +97,15 @@ class Bench:
         self.guard = Guard()
         self.room = Room()
         ours, self._theirs = socket.socketpair()
-        options = ConnectionOptions(
-            endpoint=ENDPOINT,
-            connect_timeout_s=10.0,
-            idle_timeout_s=idle_timeout_s,
-            buffer_bytes=buffer_bytes,
-            tls_files=TlsFiles(),
-            server_name=None,
-        )
         with ours:
-            self.connection = Connection(options, GuardedSocket(ours, self.guard), self.room)
+            self.connection = Connection(
+                OPTIONS,
+                GuardedSocket(ours, self.guard),
+                self.room,
+                endpoint=ENDPOINT,
+                idle_timeout_s=idle_timeout_s,
+                buffer_bytes=buffer_bytes,
+            )
         self.connection.connection_made(self.wire)
 
     def arrive(self, data: bytes) -> None:

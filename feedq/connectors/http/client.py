@@ -371,16 +371,13 @@ class HttpClient:
             )
 
     async def _dial(self, where: Location) -> Connection:
-        options = self._options
-        is_home = where == self._home
-        files = options.tls_files if is_home else replace(options.tls_files, cert_file=None, key_file=None)
-        how = replace(
-            options.connection_options(idle_timeout_s=self._idle_timeout_s),
-            endpoint=where,
-            tls_files=files,
-            server_name=options.server_name if is_home else None,
+        return await open_connection(
+            self._options,
+            self._context,
+            idle_timeout_s=self._idle_timeout_s,
+            to=where,
+            is_home=where == self._home,
         )
-        return await open_connection(how, self._context)
 
     # -- the answer ----------------------------------------------------------------------------------
 

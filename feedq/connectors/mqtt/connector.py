@@ -199,9 +199,7 @@ class MqttConnector:
 
     async def _open(self, cursor: JSON) -> MqttLink:
         options = self._options
-        connection = await open_connection(
-            options.connection_options(buffer_bytes=READ_AHEAD_BYTES), self._context
-        )
+        connection = await open_connection(options, self._context, buffer_bytes=READ_AHEAD_BYTES)
         link = MqttLink(
             connection,
             where=self._location,

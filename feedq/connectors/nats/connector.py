@@ -207,7 +207,7 @@ class NatsConnector:
         options = self._options
         # TLS begins when the server has said that it wants it, or in `log_in`, never in the socket's first bytes.
         connection = await open_connection(
-            options.connection_options(buffer_bytes=READ_AHEAD_BYTES), self._context, tls_later=True
+            options, self._context, buffer_bytes=READ_AHEAD_BYTES, tls_later=True
         )
         return NatsClient(
             connection,

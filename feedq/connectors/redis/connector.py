@@ -176,8 +176,9 @@ class RedisConnector:
         link: RedisLink | None = None
         try:
             async with bounded(self._location, self._options.connect_timeout_s):
-                connection_options = self._options.connection_options(buffer_bytes=READ_AHEAD_BYTES)
-                connection = await open_connection(connection_options, self._context)
+                connection = await open_connection(
+                    self._options, self._context, buffer_bytes=READ_AHEAD_BYTES
+                )
                 link = RedisLink(connection, where=self._location)
                 positions = await self._log_in(link, cursor)
             link.idle_timeout_s = self._options.idle_timeout_s

@@ -352,7 +352,7 @@ async def open_websocket(options: WebsocketConnectionOptions, cursor: JSON, cont
     protocol = _protocol(options, options.target(context, cursor))
     headers = options.request_headers(context, cursor)
     async with bounded(where, options.connect_timeout_s):
-        connection = await open_connection(options.connection_options(), context)
+        connection = await open_connection(options, context)
         try:
             await _shake_hands(protocol, connection, headers, where=where, mask=mask, clock=context.clock)
             return Websocket(options, connection, protocol, mask=mask)

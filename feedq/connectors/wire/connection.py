@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from feedq.connectors.base import Context, Room
 from feedq.connectors.wire.dialing import GuardedSocket, bounded, dial_host, explain
-from feedq.connectors.wire.remote import ConnectionOptions, client_context
+from feedq.connectors.wire.remote import Location, RemoteOptions, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES, others_turn
 
@@ -47,8 +48,20 @@ _scratch = _Scratch()
 class Connection(asyncio.BufferedProtocol):
     """An open connection. Only `open_connection` makes one."""
 
-    def __init__(self, options: ConnectionOptions, guarded: GuardedSocket, room: Room) -> None:
+    def __init__(
+        self,
+        options: RemoteOptions,
+        guarded: GuardedSocket,
+        room: Room,
+        *,
+        endpoint: Location,
+        idle_timeout_s: float,
+        buffer_bytes: int,
+    ) -> None:
         self._options = options
+        self._endpoint = endpoint
+        self._idle_timeout_s = idle_timeout_s
+        self._buffer_bytes = buffer_bytes
         self._guarded = guarded
         self._room = room
         self._loop = asyncio.get_running_loop()
@@ -132,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         # A transport that is closed raises, whatever is asked of it.
         if data and not self._lost:
             if self._transport.get_write_buffer_size() > unsent_bytes_max:
-                raise SourceUnavailable(f"{self._options.endpoint}: does not read the answers that it gets")
+                raise SourceUnavailable(f"{self._endpoint}: does not read the answers that it gets")
             self._transport.write(data)
 
     async def start_tls(self) -> None:
@@ -143,11 +156,9 @@ class Connection(asyncio.BufferedProtocol):
             FeedMisconfigured: a file is missing or wrong.
             SourceUnavailable: the source has gone on in the clear.
         """
-        tls = await _tls_arguments(self._options)
+        tls = await _tls_arguments(self._options, self._endpoint)
         if self._buffer:
-            raise SourceUnavailable(
-                f"{self._options.endpoint}: the server went on in the clear where TLS must begin"
-            )
+            raise SourceUnavailable(f"{self._endpoint}: the server went on in the clear where TLS must begin")
         assert self._transport is not None
         self._transport = await self._loop.start_tls(self._transport, self, tls.pop("ssl"), **tls)
 
@@ -176,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
             return
         self._heard_at = self._loop.time()
-        if self._options.idle_timeout_s > 0:
+        if self._idle_timeout_s > 0:
             self._check_idleness()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -192,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
         room.take(nbytes)
         self._held += nbytes
         self._heard_at = self._loop.time()
-        is_full = len(self._buffer) >= self._options.buffer_bytes or room.left <= 0
+        is_full = len(self._buffer) >= self._buffer_bytes or room.left <= 0
         if is_full and not self.is_paused:
             assert self._transport is not None
             self.is_paused = True
@@ -200,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(True if error is None else explain(error, self._options.endpoint))
+        self._end(True if error is None else explain(error, self._endpoint))
 
     def _end(self, how: SourceUnavailable | bool) -> None:
         self._lost = self._lost or how
@@ -228,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _check_idleness(self) -> None:
         # One timer that looks again later, instead of one set back with every chunk.
-        idle_timeout_s = self._options.idle_timeout_s
+        idle_timeout_s = self._idle_timeout_s
         # While reading is paused it is we who do not listen: the source cannot be called silent.
         silent_s = 0.0 if self.is_paused else self._loop.time() - self._heard_at
         if silent_s < idle_timeout_s:
@@ -236,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._end(
             SourceSilent(
-                f"{self._options.endpoint}: connected, but nothing received for {idle_timeout_s:g} s "
+                f"{self._endpoint}: connected, but nothing received for {idle_timeout_s:g} s "
                 "(source.idle_timeout_s)"
             )
         )
@@ -245,19 +256,29 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def open_connection(
-    options: ConnectionOptions, context: Context, *, tls_later: bool = False
+    options: RemoteOptions,
+    context: Context,
+    *,
+    idle_timeout_s: float = 0.0,
+    buffer_bytes: int | None = None,
+    to: Location | None = None,
+    is_home: bool = True,
+    tls_later: bool = False,
 ) -> Connection:
-    """Connect, and for ``tls`` shake hands, within ``connect_timeout_s``.
+    """Connect to the URL, and for TLS shake hands, within ``connect_timeout_s``.
 
-    ``tls_later``: the caller says when TLS begins, by `Connection.start_tls`.
+    ``idle_timeout_s`` of 0 is never; ``buffer_bytes`` stands in for the option. ``to`` is another place, such as
+    where a redirect leads: unless it ``is_home``, it is not shown our certificate, nor asked for ``server_name``.
+    With ``tls_later`` the caller says when TLS begins, by `Connection.start_tls`.
 
     Raises:
         SourceUnavailable: no connection; says why.
         FeedMisconfigured: a TLS file is missing or wrong, or the address is not permitted.
     """
-    endpoint = options.endpoint
+    endpoint = to or options.location
     async with bounded(endpoint, options.connect_timeout_s) as give_up_at:
-        tls = await _tls_arguments(options) if endpoint.tls and not tls_later else {}
+        has_tls = endpoint.tls and not tls_later
+        tls = await _tls_arguments(options, endpoint, is_home=is_home) if has_tls else {}
         dialed = await dial_host(
             endpoint.host,
             endpoint.port,
@@ -265,7 +286,14 @@ async def open_connection(
             context=context,
             give_up_at=give_up_at,
         )
-        connection = Connection(options, dialed.guarded, context.room)
+        connection = Connection(
+            options,
+            dialed.guarded,
+            context.room,
+            endpoint=endpoint,
+            idle_timeout_s=idle_timeout_s,
+            buffer_bytes=buffer_bytes or options.buffer_bytes,
+        )
         try:
             # From here on the socket belongs to the transport, which closes it in its own time.
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialed.sock, **tls)
@@ -278,9 +306,12 @@ async def open_connection(
         return connection
 
 
-async def _tls_arguments(options: ConnectionOptions) -> dict[str, Any]:
+async def _tls_arguments(
+    options: RemoteOptions, endpoint: Location, *, is_home: bool = True
+) -> dict[str, Any]:
+    files = options.tls_files if is_home else replace(options.tls_files, cert_file=None, key_file=None)
     return {
-        "ssl": await asyncio.to_thread(client_context, options.tls_files),
-        "server_hostname": options.server_name or options.endpoint.host,
+        "ssl": await asyncio.to_thread(client_context, files),
+        "server_hostname": (options.server_name if is_home else None) or endpoint.host,
         "ssl_handshake_timeout": options.connect_timeout_s,
     }

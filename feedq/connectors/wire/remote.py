@@ -130,6 +130,8 @@ class RemoteOptions(ConnectorOptions):
     """With TLS: PEM file with its private key, unless `cert_file` holds both."""
     server_name: str | None = None
     """With TLS: name to ask for (SNI) and that the certificate must bear, if it is not the host."""
+    buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 512 * 1024
+    """Received bytes that wait to be taken before reading pauses and the source has to wait."""
 
     @field_validator("url")
     @classmethod
@@ -167,36 +169,6 @@ class RemoteOptions(ConnectorOptions):
     def tls_files(self) -> TlsFiles:
         return TlsFiles(
             ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionOptions:
-    """How to connect, and when to give up; durations in seconds, 0 for an idle timeout is none."""
-
-    endpoint: Location
-    connect_timeout_s: float
-    idle_timeout_s: float
-    buffer_bytes: int
-    tls_files: TlsFiles
-    server_name: str | None
-
-
-class ConnectedOptions(RemoteOptions):
-    """Base of the options of connectors that read from a `Connection`."""
-
-    buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 512 * 1024
-    """Received bytes that wait to be taken before reading pauses and the source has to wait."""
-
-    def connection_options(self, *, idle_timeout_s: float = 0, buffer_bytes: int = 0) -> ConnectionOptions:
-        """How to connect to the URL; ``buffer_bytes`` instead of the option's."""
-        return ConnectionOptions(
-            endpoint=self.location,
-            connect_timeout_s=self.connect_timeout_s,
-            idle_timeout_s=idle_timeout_s,
-            buffer_bytes=buffer_bytes or self.buffer_bytes,
-            tls_files=self.tls_files,
-            server_name=self.server_name,
         )
 
 

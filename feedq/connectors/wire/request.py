@@ -19,7 +19,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq import __version__
 from feedq.connectors.base import Context
-from feedq.connectors.wire.remote import ConnectedOptions, check_template, parse_location
+from feedq.connectors.wire.remote import RemoteOptions, check_template, parse_location
 from feedq.core.model import JSON, known_as
 from feedq.errors import FeedMisconfigured
 from feedq.records.template import CURSOR, NAME, Template, compile_template
@@ -38,7 +38,7 @@ RETRY_AFTER_S_MAX: Final = 3600.0
 """A source that asks for a longer pause is asked again after this one."""
 
 
-class RequestOptions(ConnectedOptions):
+class RequestOptions(RemoteOptions):
     """A URL and headers with placeholders."""
 
     OWN_HEADERS: ClassVar[frozenset[str]] = frozenset(
