@@ -12,7 +12,7 @@ FAST_TESTS := $(wildcard tests/repository tests/unit tests/live tests/scenarios 
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help venv run test thorough simulate mutants peers screenshots check bench house docs package sbom image clean
+.PHONY: help venv run test thorough simulate mutants peers screenshots check bench house docs site package sbom image clean
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
 	@echo 'make house    how large the code is, room by room, and which names in it stand twice'
 	@echo 'make docs     write the generated tables of docs/reference anew'
+	@echo 'make site     build the documentation as a web site into build/site, and check its links'
 	@echo 'make package  build the sdist and the wheel into dist, and check them'
 	@echo 'make sbom     what a feedq without extras is made of, and its licences, into dist (CycloneDX and Markdown)'
 	@echo 'make image    build the image; needs a Docker engine'
@@ -76,6 +77,9 @@ house: $(INSTALLED)
 
 docs: $(INSTALLED)
 	@$(RUN)/python docs/reference/generate.py
+
+site: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
 
 package: $(INSTALLED)
 	@$(RUN)/python -m build --no-isolation --outdir dist .
