@@ -23,12 +23,11 @@ def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) ->
     its worker says. Of what the worker says, a sink that is away comes first, since nothing can land; then what
     becomes of the records that arrive; then that none do. The view ``feed_status`` says the same in SQL.
     """
+    if feed.removed_at is not None:
+        return Standing(Status.REMOVING, lease.reason if lease.state is LeaseState.STOPPING else None)
     match lease.state:
         case LeaseState.STOPPING:
-            what = Status.REMOVING if feed.removed_at is not None else Status.STOPPING
-            return Standing(what, lease.reason)
-        case LeaseState.IDLE if feed.removed_at is not None:
-            return Standing(Status.REMOVING)
+            return Standing(Status.STOPPING, lease.reason)
         case LeaseState.IDLE if feed.spec.target_state is TargetState.PAUSED:
             return Standing(Status.PAUSED)
         # While it is checked again, too: until it connects, the error stays in view.

@@ -367,7 +367,9 @@ FROM (
         coalesce(l.reason = 'failed' AND NOT o.connected, false) AS has_failed,
         w.name AS worker, 'its worker ' || w.name || ' ' || w.stillness AS stillness,
         CASE
-            -- Feeds that run come first, for they are the most.
+            -- Whoever removes a feed need not wait for the next pass to see it.
+            WHEN f.removed_at IS NOT NULL THEN 'removing'
+            -- Feeds that run come next, for they are the most.
             WHEN l.state = 'running' THEN CASE
                 -- While it is checked again, too: until it connects, the error stays in view.
                 WHEN l.reason = 'failed' AND NOT o.connected THEN 'failed'
@@ -384,14 +386,13 @@ FROM (
                 WHEN o.connected THEN 'streaming'
                 ELSE 'connecting'
             END
-            WHEN l.state = 'stopping' THEN CASE WHEN f.removed_at IS NULL THEN 'stopping' ELSE 'removing' END
+            WHEN l.state = 'stopping' THEN 'stopping'
             WHEN l.state = 'assigned' THEN CASE
                 WHEN l.reason = 'failed' AND NOT o.connected THEN 'failed'
                 WHEN l.quarantined THEN 'quarantined'
                 WHEN p.failures >= 3 THEN 'failing'
                 ELSE 'starting'
             END
-            WHEN f.removed_at IS NOT NULL THEN 'removing'
             WHEN f.target_state = 'paused' THEN 'paused'
             WHEN l.reason = 'failed' AND NOT o.connected THEN 'failed'
             WHEN l.quarantined THEN 'quarantined'
