@@ -339,7 +339,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 @click.option(
     "--records",
     type=click.IntRange(1, 1_000),
-    help="How many to show; 5, or with --infer 100, if it is not said.",
+    help="How many to show; 5, or with --infer 100 or what has come until the source is quiet, if it is not said.",
 )
 @click.option(
     "--timeout",
@@ -359,7 +359,9 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     is_flag=True,
     help="Propose columns, types and how to cut records up, from the first of them, as a manifest.",
 )
-def feed_test(invocation: Invocation, *, name: str, path: Path | None, infer: bool, **asked: Any) -> None:
+def feed_test(
+    invocation: Invocation, *, name: str, path: Path | None, records: int | None, infer: bool, **asked: Any
+) -> None:
     """Connect, show the first records and how they would land; import nothing.
 
     It runs here and not on a worker: secrets, network and installed connectors are those of this machine. The
@@ -375,11 +377,12 @@ def feed_test(invocation: Invocation, *, name: str, path: Path | None, infer: bo
 
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
-    asked["records"] = asked["records"] or (100 if infer else 5)
     made = trial.try_feed(
         as_lines_of_text(spec) if infer else spec,
         invocation.settings,
         invocation.clock,
+        records=records or (100 if infer else 5),
+        quiet_s=trial.QUIET_S if infer and records is None else None,
         on_waiting=lambda why: click.echo(f"{wording.printable(why)} …", err=True),
         **asked,
     )

@@ -45,6 +45,8 @@ END_S = 2.0
 """What a connector gets to close its connection; it should take a second at most."""
 GRACE_S = 1.0
 """How much longer than it was given it may take before it is left behind."""
+QUIET_S = 2.0
+"""A source that has given records, and then none for so long, is not waited for where few records will do."""
 BYTES_MAX = 64 * 2**20
 """Records are few, but may be large: what is received of them ends a trial too."""
 
@@ -94,13 +96,15 @@ def try_feed(
     *,
     records: int = 5,
     timeout_s: float = 10.0,
+    quiet_s: float | None = None,
     cursor: JSON = None,
     on_waiting: Callable[[str], object] = lambda why: None,
 ) -> Trial:
     """Try a feed. Blocks. Never raises for what a feed can do.
 
-    ``timeout_s`` is for connecting and for all of the ``records`` together; ``cursor`` None is where the source
-    begins. ``on_waiting`` is told meanwhile, on another thread, what the feed waits for.
+    ``timeout_s`` is for connecting and for all of the ``records`` together; with ``quiet_s`` fewer will do once
+    the source has given none for so long. ``cursor`` None is where the source begins. ``on_waiting`` is told
+    meanwhile, on another thread, what the feed waits for.
     """
     trial = Trial()
     if found := option_problems(spec):
@@ -118,7 +122,9 @@ def try_feed(
         if secrets:
             trial.tell("secrets", StepOutcome.OK, f"{', '.join(secrets)}: resolved here")
         trial.masker = masker = Masker(secrets.values())
-        reading = _Reading(records, timeout_s, lambda why: on_waiting(masker.mask(mask_url(why))))
+        reading = _Reading(
+            records, timeout_s, quiet_s or timeout_s, lambda why: on_waiting(masker.mask(mask_url(why)))
+        )
         context = Context(
             feed=spec.name,
             clock=clock,
@@ -165,8 +171,11 @@ def _sink(settings: Settings, name: str, target: Target, trial: Trial) -> Iterat
 class _Reading:
     """Reads what a connector gives, on a thread of its own, and keeps how that went."""
 
-    def __init__(self, records: int, timeout_s: float, on_waiting: Callable[[str], object]) -> None:
-        self._records, self._timeout_s, self._on_waiting = records, timeout_s, on_waiting
+    def __init__(
+        self, records: int, timeout_s: float, quiet_s: float, on_waiting: Callable[[str], object]
+    ) -> None:
+        self._records, self._timeout_s, self._quiet_s = records, timeout_s, quiet_s
+        self._on_waiting = on_waiting
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: asyncio.Timeout | None = None
         self._unanswered: asyncio.TimerHandle | None = None
@@ -224,12 +233,16 @@ class _Reading:
         """Connects, and keeps batches until there are enough. Raises what the connector raises."""
         stream = open_stream(load_connector(connector), options, context=context, cursor=cursor)
         self._unanswered = tell_if_unanswered(options, self.waits)
-        self._deadline = asyncio.timeout(self._timeout_s)
+        now = asyncio.get_running_loop().time
+        end = now() + self._timeout_s
+        self._deadline = asyncio.timeout_at(end)
         try:
             async with self._deadline:
                 async for batch in stream:
                     if self._is_enough_with(batch):
                         return
+                    if batch.count and not self._deadline.expired():
+                        self._deadline.reschedule(min(end, now() + self._quiet_s))
                     # A stream that is never waited for would not let the time run out.
                     await asyncio.sleep(0)
                 self._error = "the source ended the stream"
