@@ -357,5 +357,4 @@ def _show_synced(found: syncing.Synced) -> None:
             "as it may be theirs"
         )
     done = f"{feeds.added:,} added, {feeds.changed:,} changed, {feeds.removed:,} removed"
-    same = "; as at the last sync" if found.is_same else " (dry run)" if feeds.dry_run else ""
-    click.echo(f"{found.name}: {done}, = {feeds.unchanged:,} unchanged{same}")
+    click.echo(f"{found.name}: {done}, = {feeds.unchanged:,} unchanged" + (" (dry run)" if feeds.dry_run else ""))

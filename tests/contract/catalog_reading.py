@@ -1,4 +1,4 @@
-"""A catalog of any kind as a test reads it: its feeds, what is wrong with it, and whether it has changed."""
+"""A catalog of any kind as a test reads it: its feeds, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def opened(**options: Any) -> FeedCatalog:
 
 
 def manifest(catalog: FeedCatalog) -> Manifest:
-    read = catalog.read(Settings(), None)
-    assert read is not None
-    return read[0]
+    return catalog.read(Settings())
 
 
 def feeds(catalog: FeedCatalog) -> list[dict[str, Any]]:
@@ -34,11 +32,3 @@ def feeds(catalog: FeedCatalog) -> list[dict[str, Any]]:
 
 def mistakes(catalog: FeedCatalog) -> list[str]:
     return [str(problem) for problem in manifest(catalog).problems]
-
-
-def version(catalog: FeedCatalog) -> str:
-    """The version, as which the catalog is not read again."""
-    read = catalog.read(Settings(), None)
-    assert read is not None
-    assert catalog.read(Settings(), read[1]) is None
-    return read[1]

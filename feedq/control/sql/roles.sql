@@ -24,7 +24,7 @@ SELECT role, unnest(functions) AS function FROM (VALUES
         close_tap, record}'),
     -- Declares feeds, schedules and queues, gives out tokens, and cordons and drains workers.
     ('operator', '{add_feeds, edit_feeds, act_on_feeds, change_cursor, move_feeds, dead_letters_gone, begin_backfill,
-        cancel_backfill, note_catalog, add_schedule, remove_schedule, put_queue, remove_queue,
+        cancel_backfill, add_schedule, remove_schedule, put_queue, remove_queue,
         add_token, remove_token, set_target, free}')
 ) listed (role, functions);
 

@@ -27,14 +27,6 @@ CREATE TABLE feedq.installation (
 );
 INSERT INTO feedq.installation DEFAULT VALUES;
 
--- How each catalog of feeds was last synced.
-CREATE TABLE feedq.catalog (
-    name text NOT NULL,
-    version text,
-    owned text NOT NULL,
-    PRIMARY KEY (name)
-);
-
 -- Desired state: the feeds that people, catalogs and backfills have declared.
 CREATE TABLE feedq.feed (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -7,11 +7,11 @@ All methods block and may raise `feedq.errors.Unavailable`; none is called from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from feedq.control.store.catalogs import CatalogStore
 from feedq.control.store.channels import worker_channel
 from feedq.control.store.database import Database
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
@@ -81,7 +81,6 @@ class PostgresStore:
         self.workers = Workers(self._database)
         self.leases = Leases(self._database, restart_hold_s=restart_hold_s)
         self._retention_days = retention_days
-        self.catalogs = CatalogStore(self._database)
         self.tokens = TokenStore(self._database)
         self.backfills = Backfills(self._database)
         self.expectations = ExpectationStore(self._database)
@@ -118,6 +117,12 @@ class PostgresStore:
 
         with self._database.transaction() as c:
             return scheduled_tasks(c)
+
+    def syncing(self, catalog: str) -> AbstractContextManager[None]:
+        """Sync a catalog here and nowhere else for the length of the block. Raises `Conflict`."""
+        from feedq.control.store.catalogs import exclusively
+
+        return exclusively(self._url, catalog)
 
     def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
         """Open the lease keeper's session. Raises `Unavailable`."""

@@ -1,14 +1,12 @@
 """Catalogs: lists of feeds that live elsewhere, each read as a whole.
 
 A kind of catalog is a class of options that yields contents, and nothing more: manifests as bytes, or feeds as
-mappings, each with its place. What bounds them, compares them with the last time and reads them as feeds stands
-here, once. Settings name each catalog, its kind and its options; other packages add kinds by the entry point group
-``feedq.catalogs``.
+mappings, each with its place. What bounds them and reads them as feeds stands here, once. Settings name each
+catalog, its kind and its options; other packages add kinds by the entry point group ``feedq.catalogs``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +19,6 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 
-from feedq import __version__
 from feedq.core.passwords import mask_url
 from feedq.core.plugins import load_installed, valid_options
 from feedq.core.remedies import driver_text, with_remedy
@@ -80,54 +77,41 @@ class FeedCatalog(StrictModel):
         would have its feed removed. No single wait may be longer than ``timeout_s``.
         """
 
-    def read(self, settings: Settings, known: str | None) -> tuple[Manifest, str] | None:
-        """Everything that the catalog has, and its version; or None when that is still the version ``known``.
+    def read(self, settings: Settings) -> Manifest:
+        """Everything that the catalog has.
 
-        The version differs when contents, kind or options do, but for secrets, and with each release. Raises
-        `CatalogUnavailable` when the catalog cannot be read whole, within its time and bounds.
+        Raises `CatalogUnavailable` when it cannot be read whole, within its time and bounds.
         """
         try:
             parts = list(self._parts(settings))
         except self.errors as error:
             said = with_remedy(driver_text(error), setting="its url")
             raise CatalogUnavailable(f"{self.where}: {mask_url(said)}") from None
-        setup = f"{__version__} {type(self).__name__} {self.model_dump_json()}"
-        # Rows come in any order.
-        version = hashlib.sha256(
-            b"\0".join((setup.encode(), *sorted(raw for _, raw, _ in parts)))
-        ).hexdigest()
-        if version == known:
-            return None
         found = Manifest(known=("feeds",), defaults=self.defaults)
-        for place, raw, content in parts:
+        for place, content in parts:
             if isinstance(content, ValueError):
                 found.complain(place, str(content))
             elif isinstance(content, bytes):
-                _read_text(found, raw, place)
+                _read_text(found, content, place)
             else:
                 found.read_entry("feeds", content, at=place)
         if len(found.feeds) > ENTRIES_MAX:
             raise self._too_large()
-        return found, version
+        return found
 
-    def _parts(self, settings: Settings) -> Iterator[tuple[str, bytes, Content]]:
-        """The contents, each as bytes as well. Raises `CatalogUnavailable` beyond the bounds."""
+    def _parts(self, settings: Settings) -> Iterator[tuple[str, Content]]:
+        """The contents as JSON has them. Raises `CatalogUnavailable` beyond the bounds."""
         until, left = monotonic() + self.timeout_s, BYTES_MAX
         for number, (place, content) in enumerate(self.contents(settings), 1):
             if isinstance(content, Mapping):
                 content = _feed(content)
-            raw = (
-                content
-                if isinstance(content, bytes)
-                else json.dumps(content, default=str, sort_keys=True).encode()
-            )
-            left -= len(raw)
+            left -= len(content if isinstance(content, bytes) else json.dumps(content, default=str))
             if left < 0 or number > ENTRIES_MAX:
                 raise self._too_large()
             if monotonic() > until:
                 late = f"not read whole within {self.timeout_s:g} s (timeout_s)"
                 raise CatalogUnavailable(f"{self.where}: {late}")
-            yield place, raw, content
+            yield place, content
 
     def _too_large(self) -> CatalogUnavailable:
         return CatalogUnavailable(f"{self.where}: has more than {ENTRIES_MAX} entries or {BYTES_MAX} bytes")

@@ -4,8 +4,8 @@
   is. Where not even the name of a wrong entry can be read, nothing is removed: it may be the entry of any feed.
 - Only feeds that were made from the catalog are changed or removed; others that have a name of it are left alone.
 - A catalog that came back nearly empty is more often broken than meant: unusually many removals are refused.
-- A catalog that has not changed since it was last synced, of which nobody has changed a feed either, is not even
-  read as feeds. A sync that breaks off half way is finished by the next one.
+- Each sync reads the whole catalog and compares it with its feeds: it undoes what people have changed in them, and
+  finishes what an earlier one left half done.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from msgspec import Meta
 
 from feedq.control.store.feeds import of_others
 from feedq.core.differences import ABSENT, Action, Change, OptionChange, plan
-from feedq.core.model import Feed, FeedSpec, Version
+from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
-from feedq.verbs.bulk import Outcomes, failed, made
+from feedq.verbs.bulk import Outcomes
 from feedq.verbs.catalogs.base import open_catalog
 from feedq.verbs.declarations import Declared, change_feeds, declared_answer
 from feedq.verbs.manifests import Manifest, ManifestProblem, option_problems
@@ -43,8 +43,6 @@ class Synced:
     """Entries that were not synced, and why."""
     kept: int = 0
     """Feeds that the catalog has no more, and that stay because an entry without a readable name may be theirs."""
-    is_same: bool = False
-    """Whether neither the catalog nor one of its feeds has changed since the last sync."""
 
     def complaint(self) -> str | None:
         """What people should look at, in one line; None if all is as the catalog says."""
@@ -74,16 +72,9 @@ def sync_catalog(
     remove unusually many is refused without it. ``take_over`` also takes feeds that others declared under names
     that it has.
     """
-    catalogs, feeds, catalog = at.store.catalogs, at.store.feeds, open_catalog(name, at.settings)
-    with nullcontext() if dry_run else catalogs.exclusively(name):
-        version, state = catalogs.last(name)
-        state_now = catalogs.owned_state(name)
-        # A feed that somebody has changed is to be as the catalog says.
-        read = catalog.read(at.settings, version if state == state_now and not take_over else None)
-        if read is None:
-            count = int(state_now.partition("/")[0])
-            return Synced(name, declared_answer([], count, dry_run=dry_run), is_same=True)
-        manifest, version = read
+    feeds, catalog = at.store.feeds, open_catalog(name, at.settings)
+    with nullcontext() if dry_run else at.store.syncing(name):
+        manifest = catalog.read(at.settings)
         owned = {feed.name: feed for feed in feeds.declared(catalog=name)}
         names = {one.spec.name for one in manifest.feeds}
         others = {one.name: one for one in feeds.declared(names=names) if one.catalog != name}
@@ -95,9 +86,6 @@ def sync_catalog(
         outcomes: Outcomes[Change, Any] = [(change, None) for change in changes]
         if not dry_run:
             outcomes = change_feeds(feeds, changes, catalog=name, taken_over=taken, told=at.told)
-            is_whole = not (planned.left_out or planned.kept or failed(outcomes))
-            after = _state_after([*owned.values(), *taken.values()], made(outcomes))
-            catalogs.note(name, version if is_whole else None, after)
         answer = declared_answer(outcomes, planned.unchanged, dry_run=dry_run)
         return Synced(name, answer, planned.left_out, planned.kept)
 
@@ -173,14 +161,3 @@ def check_removals(
         f"{share_max:.0%} of them; nothing was changed. If they are to go: "
         f"`{command('sync', name, '--remove-up-to', str(removals))}`"
     )
-
-
-def _state_after(before: Sequence[Feed], changed: Sequence[tuple[Change, Version]]) -> str:
-    """The state of the feeds that a sync left, as `CatalogStore.owned_state` would tell it if nobody else had
-    changed one meanwhile: if somebody has, the next sync finds another, and compares."""
-    generations = {feed.name: feed.generation for feed in before}
-    generations |= {change.name: generation for change, (_, generation) in changed}
-    for change, _ in changed:
-        if change.action is Action.REMOVE:
-            del generations[change.name]
-    return f"{len(generations)}/{sum(generations.values())}"
