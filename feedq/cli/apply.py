@@ -25,7 +25,6 @@ from feedq.cli.output import answer, say, warn, write_difference
 from feedq.errors import FeedqError, InvalidInput, error_of
 
 with lazily():
-    from feedq.cli import tables
     from feedq.verbs import declarations, fleet, manifests, wording
     from feedq.verbs.catalogs import syncing
 
@@ -35,6 +34,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 """Names of files that are manifests, in directories, end so."""
 BYTES_MAX = 64 * 2**20
 """A larger file is no manifest; it is refused before it is read."""
+WARNINGS_MAX = 10
 CHANGES_SHOWN_MAX = 100
 """Changes that are listed of a sync that makes them; a dry run and --json list all."""
 SIGNS = {"add": "+", "change": "~", "remove": "-"}
@@ -91,12 +91,12 @@ def apply(
 
         def question(would: declarations.Declared) -> str | None:
             if not invocation.json:
-                show_changes(would)
+                write_changes(would.changes)
             return _removals(would)
 
         def show(found: declarations.Declared) -> None:
             if not is_asked:
-                show_changes(found)
+                write_changes(found.changes)
             done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
             say(f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
 
@@ -122,7 +122,7 @@ def diff(invocation: Invocation, **which: Any) -> None:
     except FeedqError as error:
         # All that goes wrong has one exit status here: 1 says that something differs.
         raise InvalidInput(str(error)) from error
-    answer(invocation, found, lambda: show_changes(found))
+    answer(invocation, found, lambda: write_changes(found.changes))
     if found.changes:
         raise SystemExit(1)
 
@@ -249,18 +249,10 @@ def declare(
     """
     with invocation.progress("changes"):
         found = invocation.do_confirmed(declarations.declare, question, **asked)
-    changed = {change.name for change in found.changes if change.kind == "schedule"}
-    schedules = [spec for spec in asked.get("schedules") or () if spec.name in changed]
-    tables.warn_never(schedules, now=invocation.clock.now())
-    tables.warn_unserved(found.unserved)
+    for text in wording.first_few(found.warnings, "and {:,} more warnings", most=WARNINGS_MAX):
+        warn(text)
     answer(invocation, found, lambda: show(found))
     fail_if_not_made(found)
-
-
-def show_changes(found: declarations.Declared) -> None:
-    for note in found.unasked:
-        say(note, err=True)
-    write_changes(found.changes)
 
 
 def write_changes(found: Sequence[declarations.ChangeDocument]) -> None:
@@ -357,4 +349,6 @@ def _show_synced(found: syncing.Synced) -> None:
             "as it may be theirs"
         )
     done = f"{feeds.added:,} added, {feeds.changed:,} changed, {feeds.removed:,} removed"
-    click.echo(f"{found.name}: {done}, = {feeds.unchanged:,} unchanged" + (" (dry run)" if feeds.dry_run else ""))
+    click.echo(
+        f"{found.name}: {done}, = {feeds.unchanged:,} unchanged" + (" (dry run)" if feeds.dry_run else "")
+    )

@@ -14,7 +14,7 @@ from feedq.cli.assignments import assigned, split_words
 from feedq.cli.declare import declared_schedule, edit_schedule, set_schedules, with_assignments
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines
+from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines, warn
 
 with lazily():
     from feedq.cli import tables
@@ -301,7 +301,7 @@ def trigger(
         asked |= _arguments(invocation, name, assignments)
     run = invocation.do(schedules.trigger_schedule, name=name, **asked)
     if not run.state.is_final and (unserved := invocation.do(schedules.show_schedule, name=name).unserved):
-        tables.warn_unserved({name: unserved})
+        warn(f"schedule {name}: {unserved}")
     if wait and not run.state.is_final:
         run = _ended(invocation, run, timeout_s=timeout_s)
     because = wording.cut(wording.why_run(run), wording.ERROR_WIDTH)

@@ -1,28 +1,21 @@
-"""The columns of the tables, for `list` and for `top`, and what is warned of beside schedules."""
+"""The columns of the tables, for `list` and for `top`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from feedq.cli.lazily import lazily
-from feedq.cli.output import TableColumn, number, state, warn
+from feedq.cli.output import TableColumn, number, state
 from feedq.core.model import Event, FeedView, WorkerView
 from feedq.core.schedule.model import QueueDepth, Run, RunKind, ScheduleState
-from feedq.core.schedule.spec import Queue, ScheduleSpec
-from feedq.core.values import instant
+from feedq.core.schedule.spec import Queue
 from feedq.verbs import wording
 from feedq.verbs.details import event_detail
-
-with lazily():
-    from feedq.core.schedule import ticks
 
 if TYPE_CHECKING:
     from feedq.control.store.history import ListedEvent
     from feedq.verbs.schedules import ScheduleRow
 
-WARNINGS_MAX = 10
 NO_FEEDS = "no feeds; declare some with `feedq apply`"
 NO_WORKERS = "no workers; start one with `celery -A feedq worker`, or everything with `feedq up`"
 
@@ -170,31 +163,3 @@ QUEUE_COLUMNS: list[TableColumn[QueueDepth]] = [
 def _said(limits: Queue | None, key: str) -> str | None:
     limit = getattr(limits, key, None)
     return None if limit is None else f"{limit:g}"
-
-
-# -- warnings beside schedules -----------------------------------------------------------------------
-
-
-def warn_unserved(unserved: Mapping[str, str]) -> None:
-    """Says of these schedules why no worker can run them; the first few."""
-    _warn_few([f"schedule {name}: {unserved[name]}" for name in sorted(unserved)], "; see feedq doctor")
-
-
-def warn_never(specs: Iterable[ScheduleSpec], *, now: datetime) -> None:
-    """Says which of these schedules have no tick to come, and why; the first few."""
-    ended = [spec for spec in specs if not spec.is_of_beat and ticks.next_tick(spec, after=now) is None]
-    said = [f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}" for spec in ended]
-    _warn_few(said, " have no tick to come")
-
-
-def _warn_few(said: Sequence[str], of_others: str) -> None:
-    for text in wording.first_few(said, "and {:,} more schedules" + of_others, most=WARNINGS_MAX):
-        warn(text)
-
-
-def _why_ended(spec: ScheduleSpec, now: datetime) -> str:
-    if spec.at and all(at <= now for at in spec.at):
-        return f"at ({instant(max(spec.at))}) is in the past"
-    if spec.end is not None and spec.end <= now:
-        return f"its end ({instant(spec.end)}) is in the past"
-    return "its start, its end and the days that it leaves out leave none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Final
 
@@ -42,6 +42,7 @@ from feedq.verbs.registry import (
     verb,
     version_of,
 )
+from feedq.verbs.schedules import why_never
 
 DECLARED_MAX: Final = 20_000
 """Declarations of one call."""
@@ -76,10 +77,9 @@ class Declared:
     unchanged: int
     changes: Sequence[ChangeDocument]
     """What was changed, and what could not be."""
-    unasked: Sequence[str] = ()
-    """Why sinks could not be asked whether they know the new feeds."""
-    unserved: Mapping[str, str] = field(default_factory=dict)
-    """Why no worker can run schedules that were changed, by name."""
+    warnings: Sequence[str] = ()
+    """What is probably not meant: sinks that could not be asked whether they know the new feeds, and changed
+    schedules that have no tick to come or, once they are declared, that no worker can run."""
     etag: str | None = None
     """Of the feed or schedule, when a single one was changed."""
     dry_run: bool = False
@@ -159,21 +159,18 @@ def declare(
     made = sum(change.action is not Action.REMOVE for change in (*of_feeds, *others))
     unchanged = sum(len(given or ()) for given in (feeds, schedules, queues)) - made
     if dry_run:
-        would: Outcomes[Change, Any] = [(change, None) for change in (*found.changes, *others)]
-        return declared_answer(would, unchanged, unasked=found.unasked, dry_run=True)
-    outcomes = _carried_out(at, found, others)
-    done = bulk.made(outcomes)
-    schedules_there = [change.name for change, _ in done if isinstance(change.spec, ScheduleSpec)]
-    unserved = at.store.jobs.schedules.unserved(schedules_there) if schedules_there else {}
-    return declared_answer(outcomes, unchanged, unasked=found.unasked, unserved=unserved)
+        outcomes: Outcomes[Change, Any] = [(change, None) for change in (*found.changes, *others)]
+    else:
+        outcomes = _carried_out(at, found, others)
+    warnings = [*found.unasked, *_warnings(at, bulk.made(outcomes), dry_run=dry_run)]
+    return declared_answer(outcomes, unchanged, warnings=warnings, dry_run=dry_run)
 
 
 def declared_answer(
     outcomes: Outcomes[Change, Any],
     unchanged: int,
     *,
-    unasked: Sequence[str] = (),
-    unserved: Mapping[str, str] | None = None,
+    warnings: Sequence[str] = (),
     dry_run: bool = False,
 ) -> Declared:
     """What was changed, and what could not be; in a dry run, what would be changed."""
@@ -185,7 +182,19 @@ def declared_answer(
         *(_document(*one) for one in bulk.failed(outcomes)),
     ]
     etag = _etag(done[0][1]) if len(done) == 1 else None
-    return Declared(*counts, unchanged, changes, unasked, unserved or {}, etag, dry_run)
+    return Declared(*counts, unchanged, changes, warnings, etag, dry_run)
+
+
+def _warnings(at: At, made: Sequence[tuple[Change, Any]], *, dry_run: bool) -> list[str]:
+    """Which of the schedules are probably not as they were meant, and why."""
+    specs = [change.spec for change, _ in made if isinstance(change.spec, ScheduleSpec)]
+    if not specs:
+        return []
+    now = at.store.now()
+    never = ((spec.name, why_never(spec, now=now)) for spec in specs)
+    found = [f"schedule {name}: has no tick to come: {why}" for name, why in never if why is not None]
+    unserved = {} if dry_run else at.store.jobs.schedules.unserved([spec.name for spec in specs])
+    return [*found, *(f"schedule {name}: {why}" for name, why in sorted(unserved.items()))]
 
 
 # -- what is to be done ---------------------------------------------------------------------------------

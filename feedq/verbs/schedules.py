@@ -18,8 +18,8 @@ from feedq.core.model import JSON
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import QueueDepth, Run, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import ScheduleSpec, checked_job
-from feedq.core.schedule.ticks import delayed, past_ticks, ticks_after
-from feedq.core.values import DEFAULT_ZONE, NAME_MAX, parse_moment, parse_moment_near, read_json
+from feedq.core.schedule.ticks import delayed, next_tick, past_ticks, ticks_after
+from feedq.core.values import DEFAULT_ZONE, NAME_MAX, instant, parse_moment, parse_moment_near, read_json
 from feedq.errors import InvalidInput
 from feedq.verbs.details import shown
 from feedq.verbs.registry import (
@@ -268,6 +268,17 @@ def _listed(at: At, name: str) -> ScheduleView | None:
 def zone_of(spec: ScheduleSpec) -> str:
     """The zone on whose clock people read the times of a schedule."""
     return spec.zone if spec.cron else DEFAULT_ZONE
+
+
+def why_never(spec: ScheduleSpec, *, now: datetime) -> str | None:
+    """Why a schedule has no tick to come; None if it has one."""
+    if next_tick(spec, after=now) is not None:
+        return None
+    if spec.at and all(at <= now for at in spec.at):
+        return f"at ({instant(max(spec.at))}) is in the past"
+    if spec.end is not None and spec.end <= now:
+        return f"its end ({instant(spec.end)}) is in the past"
+    return "its start, its end and the days that it leaves out leave none"
 
 
 def _time(spec: ScheduleSpec, text: str, argument: str, *, now: datetime | None = None) -> datetime:
