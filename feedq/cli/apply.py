@@ -1,5 +1,5 @@
-"""`feedq apply`, `diff`, `lint`, `schema` and `sync`: make feeds, schedules and queues as manifests declare
-them, and say what that would change, whether they are right, and what they may hold.
+"""`feedq apply`, `lint`, `schema` and `sync`: make feeds, schedules and queues as manifests declare them, and say
+what that would change, whether they are right, and what they may hold.
 
 Everything is read and checked before anything is changed: one mistake in one of them, and nothing is applied.
 Then feeds are changed, some hundred in a transaction, and the rest one by one; if the database goes away half way,
@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ file_option = click.option(
     help="A manifest, YAML or JSON, of one document or several; - is standard input, and of a directory all "
     "are taken. May be repeated.",
 )
-tenant_option = click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
 
 
 @options.command(short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
@@ -66,12 +65,12 @@ tenant_option = click.option("--tenant", help="With --prune: remove only feeds, 
     is_flag=True,
     help="Let new feeds go on from the checkpoints that feeds of their names have left in their sinks.",
 )
-@tenant_option
+@click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @options.yes
 @options.changes
 def apply(
-    invocation: Invocation, *, prune: bool, adopt: bool, dry_run: bool, yes: bool, **which: Any
+    invocation: Invocation, *, files: Sequence[str], prune: bool, dry_run: bool, yes: bool, **how: Any
 ) -> None:
     """Make feeds, schedules and queues as the manifests declare them.
 
@@ -86,45 +85,34 @@ def apply(
       feedq apply -f feeds.yaml --dry-run
       cat feeds/*.yaml | feedq apply -f - --prune --yes
     """
-    with _asking(prune=prune, **which) as asked:
-        is_asked = prune and not (yes or dry_run)
+    is_asked = prune and not (yes or dry_run)
 
-        def question(would: declarations.Declared) -> str | None:
-            if not invocation.json:
-                write_changes(would.changes)
-            return _removals(would)
+    def question(would: declarations.Declared) -> str | None:
+        if not invocation.json:
+            write_changes(would.changes)
+        return _removals(would)
 
-        def show(found: declarations.Declared) -> None:
-            if not is_asked:
-                write_changes(found.changes)
-            done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
-            say(f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
+    def show(found: declarations.Declared) -> None:
+        if not is_asked:
+            write_changes(found.changes)
+        done = f"{found.added} added, {found.changed} changed, {found.removed} removed"
+        say(f"{done}, = {found.unchanged} unchanged" + (" (dry run)" if dry_run else ""))
 
-        declare(invocation, question, show, yes=not is_asked, dry_run=dry_run, adopt=adopt, **asked)
-
-
-@options.command(short_help="What apply would change; the exit status says whether anything.")
-@file_option
-@click.option("--prune", is_flag=True, help="Also what would be removed because it is not declared.")
-@tenant_option
-def diff(invocation: Invocation, **which: Any) -> None:
-    """Show what `feedq apply` would change, and change nothing.
-
-    Exit status: 0 all is as declared, 1 something differs, 2 it could not be found out.
-
-    \b
-    Example:
-      feedq diff -f feeds/
-    """
+    manifest = _manifest(files)
+    if manifest.problems:
+        _require_right(manifest)
+    # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
+    # not mean to lose all feeds with --prune.
+    declared = {
+        kind: tuple(one.spec for one in getattr(manifest, kind)) for kind in manifest.keys or ("feeds",)
+    }
     try:
-        with _asking(**which) as asked:
-            found = invocation.do(declarations.declare, **asked, dry_run=True)
-    except FeedqError as error:
-        # All that goes wrong has one exit status here: 1 says that something differs.
-        raise InvalidInput(str(error)) from error
-    answer(invocation, found, lambda: write_changes(found.changes))
-    if found.changes:
-        raise SystemExit(1)
+        declare(invocation, question, show, yes=not is_asked, dry_run=dry_run, prune=prune, **declared, **how)
+    except InvalidInput:
+        # The verb checks the options of what changes, and does not know files and lines. To look for every mistake
+        # takes half a second of thousands of feeds.
+        _require_right(manifest)
+        raise
 
 
 @options.command(short_help="Check manifests, without any server.")
@@ -157,33 +145,6 @@ def schema(invocation: Invocation) -> None:
     """
     invocation.form = Form.JSON
     answer(invocation, invocation.do(fleet.show_schema))
-
-
-@contextmanager
-def _asking(*, files: Sequence[str], prune: bool, tenant: str | None) -> Iterator[dict[str, Any]]:
-    """What the files declare, as arguments of the verb; for a block that does it.
-
-    The verb checks the options of what changes. Only where it finds some wrong is every mistake looked for here,
-    which takes half a second of thousands of feeds: the verb does not know files and lines.
-    """
-    if tenant is not None and not prune:
-        raise click.UsageError("--tenant limits --prune, and means nothing without it")
-    manifest = _manifest(files)
-    if manifest.problems:
-        _require_right(manifest)
-    # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
-    # not mean to lose all feeds with --prune.
-    kinds = manifest.keys or {"feeds"}
-    asked = {
-        kind: tuple(one.spec for one in getattr(manifest, kind))
-        for kind in manifests.ENTRIES
-        if kind in kinds
-    }
-    try:
-        yield {**asked, "prune": prune, "tenant": tenant}
-    except InvalidInput:
-        _require_right(manifest)
-        raise
 
 
 def read_manifests(files: Sequence[str]) -> manifests.Manifest:

@@ -339,7 +339,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 @click.option(
     "--records",
     type=click.IntRange(1, 1_000),
-    help="How many to show; 5, or with --infer 100 or what has come until the source is quiet, if it is not said.",
+    help="How many to show. [default: 5; with --infer up to 100, until the source is quiet]",
 )
 @click.option(
     "--timeout",

@@ -52,7 +52,6 @@ class Root(Group):
         "env": "feedq.cli.up:env",
         "db": "feedq.cli.db:db",
         "apply": "feedq.cli.apply:apply",
-        "diff": "feedq.cli.apply:diff",
         "lint": "feedq.cli.apply:lint",
         "schema": "feedq.cli.apply:schema",
         "export": "feedq.cli.declare:export",

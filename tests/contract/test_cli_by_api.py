@@ -224,7 +224,6 @@ REFUSED = [
     "schedule cancel --run 99",
     "schedule backfill acme/poll --from 2026-01-01 --to 2025-01-01",
     "apply -f - --prune",
-    "diff -f - --prune --json",
 ]
 
 

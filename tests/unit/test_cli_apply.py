@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
     assert names(command) == ["a"]
 
 
-# -- directories, diff, lint -------------------------------------------------------------------------
+# -- directories, dry runs, lint -------------------------------------------------------------------------
 
 
 def test_all_manifests_of_a_directory_are_applied(command: Command, tmp_path: Path) -> None:
@@ -94,17 +95,18 @@ def test_all_manifests_of_a_directory_are_applied(command: Command, tmp_path: Pa
     assert "has no manifest, which is a file that ends in .yaml" in command.refused("apply", "-f", str(empty))
 
 
-def test_diff_says_by_its_exit_status_whether_anything_would_change(command: Command) -> None:
+def test_a_dry_run_says_what_would_change_and_changes_nothing(command: Command) -> None:
     command.feed("a")
     same = command.ok("export")
-    assert command.ok("diff", "-f", "-", given=same) == ""
-    differs = command.run("diff", "-f", "-", given=same.replace("table: t", "table: u"))
-    assert (differs.exit_code, differs.stdout) == (1, '~ a\n    sink.table: "t" -> "u"\n')
-    pruned = command.run("diff", "-f", "-", "--prune", given="feeds: []\n")
-    assert (pruned.exit_code, pruned.stdout) == (1, "- a\n")
-    assert "must be a list" in command.refused("diff", "-f", "-", given="feeds: 1\n", status=2)
+    tried = ("apply", "-f", "-", "--dry-run")
+    assert command.ok(*tried, given=same) == "0 added, 0 changed, 0 removed, = 1 unchanged (dry run)\n"
+    assert json.loads(command.ok(*tried, "--json", given=same))["changes"] == []
+    differs = command.ok(*tried, given=same.replace("table: t", "table: u"))
+    assert differs.startswith('~ a\n    sink.table: "t" -> "u"\n0 added, 1 changed')
+    assert command.ok(*tried, "--prune", given="feeds: []\n").startswith("- a\n0 added, 0 changed, 1 removed")
+    assert "must be a list" in command.refused(*tried, given="feeds: 1\n", status=2)
     command.store.control.is_away = True
-    command.refused("diff", "-f", "-", given=same, status=2)
+    command.refused(*tried, given=same, status=1)
     command.store.control.is_away = False
     assert command.spec("a").sink == {"table": "t"}
 
