@@ -9,10 +9,12 @@ import pytest
 from feedq.connectors.base import Context, parse_options
 from feedq.connectors.reading import RecordStream
 from feedq.connectors.tcp import Hello, TcpOptions
+from feedq.connectors.wire.connection import READ_BYTES
 from feedq.connectors.wire.remote import Location
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, InvalidInput
+from feedq.records.turns import PIECE_BYTES
 from feedq.testing.loopback import RecordingGuard
 
 URL = "tcp://127.0.0.1:7001"
@@ -261,3 +263,17 @@ def test_a_wrong_option_is_refused_by_name(connector: str, source: dict[str, Any
         parse_options(connector, {**MINIMAL.get(connector, {}), **source})
     assert complaint in str(caught.value)
     assert "s3cret@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"cursor": "/seq"},
+        {"format": "csv", "csv": {"fields": ["a"]}},
+        {"framing": "delimiter", "delimiter": ";"},
+        {"ping": {"prefix": "PING", "answer": "PONG"}},
+    ],
+)
+def test_only_lines_that_nobody_looks_into_come_in_large_pieces(source: dict[str, Any]) -> None:
+    assert options().piece_bytes == READ_BYTES
+    assert options(**source).piece_bytes == PIECE_BYTES

@@ -96,8 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         """Whether it has not ended, as far as is known."""
         return not self._lost
 
-    async def receive(self) -> bytearray:
-        """Returns what has arrived since the last call: at least one byte and at most `PIECE_BYTES`, nothing at
+    async def receive(self, *, piece_bytes: int = PIECE_BYTES) -> bytearray:
+        """Returns what has arrived since the last call: at least one byte and at most ``piece_bytes``, nothing at
         the end. Between two pieces of what arrived at once, the others of the loop have their turn.
 
         Raises:
@@ -112,11 +112,11 @@ class Connection(asyncio.BufferedProtocol):
             if self._lost:
                 return self._buffer
             await self._woken()
-        self._is_cut = len(self._buffer) > PIECE_BYTES
+        self._is_cut = len(self._buffer) > piece_bytes
         if self._is_cut:
-            taken = self._buffer[:PIECE_BYTES]
-            del self._buffer[:PIECE_BYTES]
-            self._give_back(PIECE_BYTES)
+            taken = self._buffer[:piece_bytes]
+            del self._buffer[:piece_bytes]
+            self._give_back(piece_bytes)
             return taken
         # The buffer changes hands as it is: no copy, and the next one begins small again.
         taken, self._buffer = self._buffer, bytearray()
