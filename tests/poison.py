@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
+from feedq.records.batch import Batch, Records
 
 Deed = Literal["nothing", "sleep", "spin", "hold the lock", "abort", "exit", "grow", "grow at once"]
 GROWTH_BYTES = 4 * 2**20
@@ -85,7 +86,7 @@ def is_poisonous(options: NumbersOptions) -> bool:
 
 
 def record(n: int, context: Context) -> Batch:
-    return Batch.of_lines(b'{"n":%d}\n' % n, cursor=n, received_at=context.clock.now())
+    return Records(b'{"n":%d}\n' % n).batch(cursor=n, received_at=context.clock.now())
 
 
 def do(deed: Deed, kept: list[bytearray]) -> None:

@@ -1,7 +1,7 @@
 """What a connector is: a generator of batches.
 
-A connector opens its source at a cursor and yields `feedq.core.model.Batch` after batch; the runner takes the
-next one only when there is room for it, so a connector that waits for its consumer has backpressure for
+A connector opens its source at a cursor and yields one `feedq.records.batch.Batch` after another; the runner takes
+the next only when there is room for it, so a connector that waits for its consumer has backpressure for
 free. It reports trouble by raising:
 
 * `SourceUnavailable` for what another try may mend (refused, reset, silent, closed by the peer);
@@ -31,10 +31,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.core.clock import Clock
 from feedq.core.limits import UNLIMITED, RateLimits
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.core.plugins import installed, load_installed, valid_options
 from feedq.core.values import StrictModel
+from feedq.records.batch import Batch
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.records.template import RESERVED

@@ -31,8 +31,9 @@ from typing import Any, Final, cast
 
 from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
 from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import FeedqError, SourceUnavailable
+from feedq.records.batch import Batch
 from feedq.telemetry.logs import LogEvent, log
 
 STOP_S: Final = 0.8

@@ -28,8 +28,9 @@ from feedq.connectors import leash
 from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
 from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
-from feedq.core.model import JSON, Batch, Records, known_as
+from feedq.core.model import JSON, known_as
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.records.template import CURSOR, NAME, Template, compile_template
 from feedq.secrets import Masker
 

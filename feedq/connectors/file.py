@@ -41,8 +41,9 @@ from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.reading import RecordStream
 from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch, Records
 
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""

@@ -26,8 +26,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context, Room, needs_json, show_cursor
 from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, RemoteOptions, check_template
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError
+from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RECORD_BYTES_MAX
 from feedq.records.pointer import is_json

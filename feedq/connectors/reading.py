@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from feedq.connectors.base import Context
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import FeedqError
+from feedq.records.batch import Batch, Records
 from feedq.records.framing import Refusal
 
 Piece = TypeVar("Piece", contravariant=True)

@@ -12,8 +12,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
 from feedq.connectors.reading import RecordStream
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured
+from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import NAME_CHARACTERS_MAX, CsvFormat
 from feedq.records.cursor import CursorReader
 from feedq.records.framing import (

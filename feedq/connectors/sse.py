@@ -31,8 +31,9 @@ from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cu
 from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
 from feedq.connectors.reading import RecordStream
 from feedq.connectors.record_options import CursorOptions
-from feedq.core.model import JSON, Batch, Records, as_lines
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch, Records, as_lines
 from feedq.records.cursor import CURSOR_BYTES_MAX
 from feedq.records.framing import (
     BYTE_ORDER_MARK,

@@ -22,9 +22,10 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.connection import READ_BYTES, Connection, open_connection
 from feedq.connectors.wire.remote import RemoteOptions, Scheme, check_template
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.core.values import StrictModel
 from feedq.errors import SourceUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.records.framing import LF, Framer, OuterFramer
 from feedq.records.template import compile_template, fill_in, unescape
 from feedq.records.turns import PIECE_BYTES

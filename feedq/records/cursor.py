@@ -12,9 +12,10 @@ import re
 
 import msgspec
 
-from feedq.core.model import JSON, Records
+from feedq.core.model import JSON
 from feedq.core.values import read_exactly, read_json
 from feedq.errors import FeedMisconfigured
+from feedq.records.batch import Records
 from feedq.records.csvtext import CsvFormat, field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers, parse_pointer, walk
 from feedq.records.turns import PIECE_BYTES, STEP_RECORDS, Steps, at_once

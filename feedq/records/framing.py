@@ -21,7 +21,7 @@ from enum import Enum, auto
 from struct import Struct
 from typing import Literal, Protocol
 
-from feedq.core.model import Records, as_lines
+from feedq.records.batch import Records, as_lines
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine, as_object, field_names
 from feedq.records.template import unescape
 

@@ -30,10 +30,11 @@ from uuid import UUID, uuid4
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, parse_options
-from feedq.core.model import JSON, Batch, FeedKey, FeedSpec, Identity, StartCursor
+from feedq.core.model import JSON, FeedKey, FeedSpec, Identity, StartCursor
 from feedq.core.plugins import valid_options
 from feedq.core.values import StrictModel
 from feedq.errors import InvalidInput
+from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.settings import Settings
@@ -451,7 +452,7 @@ class SuspectRecord(NamedTuple):
     @classmethod
     def of_dead_letter(cls, letter: DeadLetter, target: Target) -> SuspectRecord:
         """A dead letter, to be tried again."""
-        batch = Batch.of_records([letter.record], cursor=letter.cursor, received_at=letter.at)
+        batch = Records(records=(letter.record,)).batch(cursor=letter.cursor, received_at=letter.at)
         write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, target, (batch,))
         return cls(write, batch, letter.record)
 

@@ -33,7 +33,7 @@ import msgspec
 import psycopg2
 from psycopg2 import errorcodes, sql
 
-from feedq.core.model import Batch
+from feedq.records.batch import Batch
 from feedq.records.cursor import ESCAPED_NUL
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target, parts
 from feedq.sinks.copytext import (

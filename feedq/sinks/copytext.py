@@ -34,7 +34,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
+from feedq.records.batch import Batch
 from feedq.records.csvtext import CsvReader, MalformedLine
 from feedq.records.pointer import NOTHING, Row, TextPointers, parse_pointer
 from feedq.sinks.base import FeedWrite, SuspectRecord, Target, parts

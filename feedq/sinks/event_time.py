@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from feedq.core.model import Batch
 from feedq.core.values import read_json
+from feedq.records.batch import Batch
 from feedq.records.csvtext import field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers
 from feedq.sinks.base import Target

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from feedq.core.model import Batch
 from feedq.core.notices import ADDED, FIELD
 from feedq.core.values import read_json
+from feedq.records.batch import Batch
 from feedq.sinks.mapping import ColumnType, type_of
 
 FIELDS_MAX: Final = 50

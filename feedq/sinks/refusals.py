@@ -27,7 +27,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final, TypeVar
 
-from feedq.core.model import Batch, FeedKey
+from feedq.core.model import FeedKey
+from feedq.records.batch import Records
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord
 from feedq.sinks.plan import TargetPlan
 from feedq.sinks.session import ErrorScope
@@ -285,8 +286,8 @@ def _writes_of(records: Sequence[SuspectRecord]) -> Iterator[FeedWrite]:
         suspects = list(group)
         write, batch, _ = suspects[0]
         if len(suspects) < batch.count:
-            batch = Batch.of_records(
-                [suspect.record for suspect in suspects], cursor=batch.cursor, received_at=batch.received_at
+            batch = Records(records=tuple(suspect.record for suspect in suspects)).batch(
+                cursor=batch.cursor, received_at=batch.received_at
             )
         yield replace(write, batches=(batch,))
 

@@ -54,9 +54,9 @@ from typing import Any, ClassVar, Final
 import uvloop
 
 from feedq.connectors.base import Connector
-from feedq.core.model import Batch
 from feedq.core.permission import DEFAULT, Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch
 from feedq.testing.driver import ConnectorDriver, asking, pull
 from feedq.testing.loopback import PATIENCE_S, Journal, Relay, refusing, run_on, serving, unanswering, until
 

@@ -15,9 +15,10 @@ import msgspec
 from feedq.connectors.base import BOUNDLESS, Connector, Context, Room
 from feedq.connectors.blocking import open_stream
 from feedq.core.clock import SystemClock
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.records.batch import Batch
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard
 
 SECRET = "conformance-s3cret"  # noqa: S105 - planted, to be looked for where it must not be
@@ -111,7 +112,7 @@ class ConnectorDriver:
         if batch.lines is not None:
             assert batch.lines.endswith(b"\n")
             assert b"\r" not in batch.lines
-            assert all(records), "an empty line; `Batch.of_records` takes those"
+            assert all(records), "an empty line; `Records.of` takes those"
             assert batch.size == len(batch.lines)
         assert self.started_at <= batch.received_at <= SystemClock().now()
         self.batches.append(batch)

@@ -29,10 +29,11 @@ from feedq.connectors.base import (
 )
 from feedq.connectors.blocking import open_stream
 from feedq.core.clock import Clock
-from feedq.core.model import JSON, Batch, FeedSpec
+from feedq.core.model import JSON, FeedSpec
 from feedq.core.notices import NOTICES_MAX
 from feedq.core.passwords import mask_url, masked
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
@@ -291,7 +292,7 @@ def _first(batches: list[Batch], records: int) -> tuple[Batch, ...]:
     """The first records only, in batches of one: each lands with its own cursor and time."""
     each = ((batch, record) for batch in batches for record in batch.split())
     return tuple(
-        Batch.of_records([record], cursor=batch.cursor, received_at=batch.received_at)
+        Records(records=(record,)).batch(cursor=batch.cursor, received_at=batch.received_at)
         for batch, record in itertools.islice(each, records)
     )
 

@@ -17,8 +17,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from feedq.core.model import JSON, Batch, FeedKey
+from feedq.core.model import JSON, FeedKey
 from feedq.errors import FeedqError, LeaseLost
+from feedq.records.batch import Batch
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch

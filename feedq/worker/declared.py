@@ -20,8 +20,9 @@ from typing import Any, Self
 import msgspec
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.core.model import JSON, Batch, Feed
+from feedq.core.model import JSON, Feed
 from feedq.errors import EndReached, FeedMisconfigured
+from feedq.records.batch import Batch
 from feedq.sinks.base import Target, parse_sink, target_of
 
 DECLARATIONS_MAX = 1_024

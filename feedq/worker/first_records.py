@@ -21,9 +21,10 @@ from typing import Any
 
 from feedq.connectors.base import ConnectorOptions, load_connector
 from feedq.connectors.record_options import CursorOptions
-from feedq.core.model import Batch, FeedSpec
+from feedq.core.model import FeedSpec
 from feedq.core.values import did_you_mean, read_json
 from feedq.errors import InvalidInput
+from feedq.records.batch import Batch
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.pointer import MISSING, parse_pointer, walk
 from feedq.sinks.base import Target

@@ -55,8 +55,9 @@ from feedq.core.limits import (
     Turn,
     starts_together,
 )
-from feedq.core.model import Batch, Feed
+from feedq.core.model import Feed
 from feedq.core.values import EVERY_OTHER
+from feedq.records.batch import Batch
 from feedq.telemetry.metrics import CONNECTS, CONNECTS_WAITING, THROTTLED_SECONDS
 
 # -- connecting ---------------------------------------------------------------------------------------

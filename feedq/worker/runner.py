@@ -30,17 +30,7 @@ from feedq.connectors.blocking import open_stream
 from feedq.core.backoff import BackoffPolicy, RetryElsewhere
 from feedq.core.clock import Clock
 from feedq.core.expectations import Expectation, Expectations
-from feedq.core.model import (
-    JSON,
-    Batch,
-    Claim,
-    FeedKey,
-    Loss,
-    Reason,
-    Release,
-    Rewind,
-    known_as,
-)
+from feedq.core.model import JSON, Claim, FeedKey, Loss, Reason, Release, Rewind, known_as
 from feedq.core.permission import Permissions
 from feedq.errors import (
     CheckpointLost,
@@ -53,6 +43,7 @@ from feedq.errors import (
     SourceSilent,
     SourceUnavailable,
 )
+from feedq.records.batch import Batch
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,

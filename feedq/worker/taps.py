@@ -15,9 +15,10 @@ from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from feedq.core.model import Batch, FeedKey
+from feedq.core.model import FeedKey
 from feedq.core.tap import RECORD_BYTES_MAX, RECORDS_PER_S, SEND_S, TapPart, TappedRecord
 from feedq.errors import Unavailable
+from feedq.records.batch import Batch
 
 if TYPE_CHECKING:
     from feedq.worker.runner import FeedRunner

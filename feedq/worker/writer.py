@@ -20,8 +20,8 @@ from itertools import islice
 from threading import Condition, Lock
 from time import monotonic
 
-from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
+from feedq.records.batch import Batch
 from feedq.sinks.base import Sink, Written
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import NamedTuple, TypeAlias
 
-from feedq.core.model import Batch
 from feedq.errors import CheckpointLost, FeedMisconfigured, FeedqError, SinkUnavailable
+from feedq.records.batch import Batch
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, log

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from random import Random
 
-from feedq.core.model import Batch
 from feedq.errors import SourceUnavailable
+from feedq.records.batch import Batch
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import PATIENCE_S, Relay, until
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedq.connectors.base import Connector
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedqError
+from feedq.records.batch import Batch
 from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import RecordingGuard
 

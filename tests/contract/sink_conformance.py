@@ -45,8 +45,9 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import Batch, StartCursor
+from feedq.core.model import StartCursor
 from feedq.errors import Conflict, FeedqError, InvalidInput, SinkUnavailable
+from feedq.records.batch import Batch
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 from uuid import UUID
 
-from feedq.core.model import JSON, Batch, FeedKey, Identity
+from feedq.core.model import JSON, FeedKey, Identity
 from feedq.errors import SinkUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Sink, Target, Written
 from feedq.sinks.mapping import sources_of
 
@@ -153,12 +154,12 @@ def _left_out(_: SinkStage) -> None:
 
 
 def batch(*records: bytes, cursor: JSON = None) -> Batch:
-    return Batch.of_records(records, cursor=cursor, received_at=datetime.now(UTC))
+    return Records(records=tuple(records)).batch(cursor=cursor, received_at=datetime.now(UTC))
 
 
 def lines(*records: bytes, cursor: JSON = None) -> Batch:
     text = b"".join(record + b"\n" for record in records)
-    return Batch.of_lines(text, cursor=cursor, received_at=datetime.now(UTC))
+    return Records(text).batch(cursor=cursor, received_at=datetime.now(UTC))
 
 
 def write(

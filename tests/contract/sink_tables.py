@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import pytest
 
-from feedq.core.model import Batch
+from feedq.records.batch import Records
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import FeedWrite, OnConflict, Target, Unusable
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
@@ -169,7 +169,7 @@ class SinkTables:
             b'{"price": 2, "unit": "t", "name": "x"}',
             b'{"name": "y"}',
         ]
-        received = Batch.of_records([*good, b'{"price": 1}'], cursor={"at": 2}, received_at=AT)
+        received = Records(records=(*good, b'{"price": 1}')).batch(cursor={"at": 2}, received_at=AT)
         written = sink.write([write(1, 3, received, target=target)])
         assert (written.landed, written.dead) == ({(1, 3): 3}, {(1, 3): 1})
         assert [

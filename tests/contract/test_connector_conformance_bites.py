@@ -18,8 +18,9 @@ from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.testing import connector_conformance, driver, loopback
 from feedq.testing.connector_conformance import ConnectorConformance, Served
 from feedq.testing.loopback import Journal, RecordingGuard, serving
@@ -139,8 +140,8 @@ class SoundConnector:
         if "acknowledges early" in self.faults:
             acknowledge()
         shown = self._seq - ("cursor behind" in self.faults)
-        batch = Batch.of_records(
-            kept, cursor=shown, received_at=self._context.clock.now(), on_committed=acknowledge
+        batch = Records(records=tuple(kept)).batch(
+            cursor=shown, received_at=self._context.clock.now(), on_committed=acknowledge
         )
         return batch, len(kept) < len(lines)
 

@@ -18,8 +18,8 @@ from structlog.testing import capture_logs
 
 from feedq.connectors import file
 from feedq.connectors.file import FileConnector
-from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch
 from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver, pull

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 
 from feedq.connectors.tcp import TcpConnector
 from feedq.connectors.wire.remote import TlsFiles, client_context
-from feedq.core.model import Batch
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch
 from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.testing.loopback import PATIENCE_S, serving, until
 from tests.certificates import Authority

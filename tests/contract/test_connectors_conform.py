@@ -25,10 +25,11 @@ from feedq.connectors.redis import RedisConnector
 from feedq.connectors.sse import SseConnector
 from feedq.connectors.tcp import TcpConnector
 from feedq.connectors.websocket import WebsocketConnector
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.local.valkey import Valkey
+from feedq.records.batch import Batch, Records
 from feedq.records.cursor import CursorReader
 from feedq.records.framing import LineFramer
 from feedq.testing.connector_conformance import ConnectorConformance, Served
@@ -350,8 +351,8 @@ class SpoolConnector:
         while not self._context.stopping.wait(0.01):
             for path in sorted(p for p in self._options.directory.glob("*.json") if p.name > last):
                 last = path.name
-                yield Batch.of_records(
-                    [path.read_bytes()], cursor=last, received_at=self._context.clock.now()
+                yield Records(records=(path.read_bytes(),)).batch(
+                    cursor=last, received_at=self._context.clock.now()
                 )
 
 

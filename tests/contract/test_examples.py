@@ -19,10 +19,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from feedq.connectors.base import parse_options
-from feedq.core.model import Batch, FeedSpec
+from feedq.core.model import FeedSpec
 from feedq.core.schedule.model import ClaimedRun, RunKind
 from feedq.core.schedule.spec import ScheduleSpec, Semantics
 from feedq.local.demo import _CREATE, TABLE, LandedCheck, Tally, total
+from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, Preview, parse_sink, target_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs import manifests
@@ -94,7 +95,7 @@ def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
     """How the sample of a feed would land."""
     spec = declaration.spec
     target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
-    batch = Batch.of_records([SAMPLES[spec.name]], cursor=None, received_at=datetime.now(UTC))
+    batch = Records(records=(SAMPLES[spec.name],)).batch(cursor=None, received_at=datetime.now(UTC))
     sink = PostgresSink(url, environment="examples", worker_id=uuid4(), role="test")
     try:
         (shown,) = sink.preview(FeedWrite(1, spec.name, 1, target, (batch,)))

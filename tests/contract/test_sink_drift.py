@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from feedq.core.model import Batch
 from feedq.core.notices import new_fields, notice_sentences
 from feedq.errors import InvalidInput
 from feedq.local.postgres import Postgres
+from feedq.records.batch import Batch
 from feedq.sinks import field_watch
 from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.field_watch import FAULT, FIELDS_MAX, FieldWatch

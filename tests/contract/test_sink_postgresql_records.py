@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import SinkUnavailable
 from feedq.local.postgres import Postgres
+from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target, parse_sink, target_of
@@ -110,7 +111,7 @@ AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
 
 
 def received(*records: bytes, cursor: JSON = None) -> Batch:
-    return Batch.of_lines(b"".join(r + b"\n" for r in records), cursor=cursor, received_at=AT)
+    return Records(b"".join(r + b"\n" for r in records)).batch(cursor=cursor, received_at=AT)
 
 
 # -- mapping -----------------------------------------------------------------------------------------

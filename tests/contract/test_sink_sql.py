@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from sqlalchemy import types
 from sqlalchemy.dialects import mysql
 
-from feedq.core.model import Batch
 from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.records.batch import Records
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import Blocked, Target, Unusable, load_sink
 from feedq.sinks.copytext import UnreadableRecord
@@ -116,7 +116,9 @@ def test_the_default_table_has_types_that_fit(harness: SqliteHarness) -> None:
     for n, (record_format, payload) in enumerate(payloads.items()):
         target = Target(f"made_{record_format}", record_format)
         fence(sink, n, 1, target)
-        sink.write([write(n, 1, Batch.of_records([payload], cursor=None, received_at=at), target=target)])
+        sink.write(
+            [write(n, 1, Records(records=(payload,)).batch(cursor=None, received_at=at), target=target)]
+        )
         ((feed, epoch, received_at, landed),) = harness.query(f"SELECT * FROM {target.table}")
         assert (feed, epoch, received_at) == (f"feed/{n}", 1, "2026-11-20 06:30:00.123457")
         assert landed == (payload if record_format == "bytes" else payload.decode())

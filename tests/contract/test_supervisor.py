@@ -20,7 +20,6 @@ from feedq.control import reconcile as control
 from feedq.core.model import (
     JSON,
     Assignment,
-    Batch,
     Claim,
     FeedKey,
     FeedSpec,
@@ -32,6 +31,7 @@ from feedq.core.model import (
     TargetState,
     Worker,
 )
+from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
@@ -234,7 +234,7 @@ class Deaf:
                 self._context.on_connected()
                 await self._read(connection)
                 self._context.guard.forget(connection.fileno())
-        yield Batch.of_records([b"{}"], cursor=1, received_at=datetime.now(UTC))
+        yield Records(records=(b"{}",)).batch(cursor=1, received_at=datetime.now(UTC))
 
     async def _read(self, connection: socket.socket) -> None:
         while not Deaf.may_end.is_set():

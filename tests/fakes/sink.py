@@ -13,9 +13,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-from feedq.core.model import JSON, Batch, FeedKey, Identity
+from feedq.core.model import JSON, FeedKey, Identity
 from feedq.core.values import read_json
 from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.records.batch import Batch
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,

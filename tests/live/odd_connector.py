@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import SourceUnavailable
+from feedq.records.batch import Batch, Records
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 BUSY_S = 20.0
@@ -87,7 +88,7 @@ class OddConnector:
 
 
 def batch(record: bytes, *, cursor: Any = None, count: int = 1) -> Batch:
-    return Batch.of_records([record] * count, cursor=cursor, received_at=AT)
+    return Records(records=tuple([record] * count)).batch(cursor=cursor, received_at=AT)
 
 
 def install(directory: Path) -> None:

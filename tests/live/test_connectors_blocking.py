@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 from feedq.connectors.base import NEVER, ConnectorOptions, Context
 from feedq.connectors.blocking import dialed, open_stream
 from feedq.core.clock import SystemClock
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import SourceUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard, until
 
@@ -25,7 +26,7 @@ Source = Callable[[Context], Iterator[Batch]]
 
 
 def batch(number: int) -> Batch:
-    return Batch.of_records([b"%d" % number], cursor=number, received_at=SystemClock().now())
+    return Records(records=(b"%d" % number,)).batch(cursor=number, received_at=SystemClock().now())
 
 
 def a_context() -> Context:

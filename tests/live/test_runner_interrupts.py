@@ -11,8 +11,9 @@ import pytest
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
-from feedq.core.model import JSON, Batch, Reason
+from feedq.core.model import JSON, Reason
 from feedq.errors import SourceSilent
+from feedq.records.batch import Batch, Records
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import streaming
 from tests.unit.data_path import AT, until
@@ -35,7 +36,7 @@ class Deaf:
             except asyncio.CancelledError:
                 continue
             Deaf.sent += 1
-            yield Batch.of_records([b'{"seq": %d}' % Deaf.sent], cursor=Deaf.sent, received_at=AT)
+            yield Records(records=(b'{"seq": %d}' % Deaf.sent,)).batch(cursor=Deaf.sent, received_at=AT)
 
 
 class Complaining:
@@ -48,7 +49,7 @@ class Complaining:
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         self._context.on_connected()
-        yield Batch.of_records([b'{"seq": 1}'], cursor=1, received_at=AT)
+        yield Records(records=(b'{"seq": 1}',)).batch(cursor=1, received_at=AT)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

@@ -10,7 +10,8 @@ import pytest
 
 from feedq.core.clock import SystemClock
 from feedq.core.limits import RateLimits
-from feedq.core.model import Batch, Feed, FeedSpec
+from feedq.core.model import Feed, FeedSpec
+from feedq.records.batch import Batch, Records
 from feedq.worker.batch_queue import InflightBudget
 from feedq.worker.pacing import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
@@ -25,7 +26,7 @@ def feed(number: int, tenant: str = "") -> Feed:
 
 
 def batch(rows: int) -> Batch:
-    return Batch.of_lines(b"x\n" * rows, cursor=None, received_at=AT)
+    return Records(b"x\n" * rows).batch(cursor=None, received_at=AT)
 
 
 def waits(pace: FeedThrottle, rows: int) -> bool:

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import Batch
 from feedq.errors import CheckpointLost, FeedMisconfigured, SinkUnavailable
+from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.event_time import EventTime, event_time_reader
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
@@ -68,7 +68,9 @@ async def test_a_batch_is_acknowledged_once_it_is_committed_and_not_when_it_is_r
         def acknowledge(feed: str = batch_queue.feed) -> None:
             acknowledged.append(f"{feed} {len(path.tables.rows.get(feed, ()))}")
 
-        await batch_queue.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
+        await batch_queue.put(
+            Records(records=(b"1",)).batch(cursor=1, received_at=AT, on_committed=acknowledge)
+        )
     await landed.join()
     with pytest.raises(CheckpointLost):
         await refused.join()
@@ -158,7 +160,7 @@ async def test_batches_that_are_committed_do_not_stay_in_memory(path: DataPath) 
         """Lives as long as its batch does."""
 
     alive = weakref.ref(acknowledge)
-    await batch_queue.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
+    await batch_queue.put(Records(records=(b"1",)).batch(cursor=1, received_at=AT, on_committed=acknowledge))
     del acknowledge
     await batch_queue.join()
     await until(lambda: alive() is None, "let go, and not when the next one comes")

@@ -21,15 +21,9 @@ from feedq.celery.fleet_metrics import FleetCollector, FleetReading
 from feedq.connectors.base import Context, log_gap
 from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.fleet_state import FleetState, JobState
-from feedq.core.model import (
-    Batch,
-    Reason,
-    Status,
-    Worker,
-    WorkerState,
-    WorkerView,
-)
+from feedq.core.model import Reason, Status, Worker, WorkerState, WorkerView
 from feedq.local.process import free_port
+from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent
 from feedq.telemetry.metrics import BUILD_INFO, JOB_SLOTS, SINK_REWINDS
@@ -175,7 +169,9 @@ def lands(life: Callable[[DataPath], Coroutine[Any, Any, None]], **tables: Any) 
 
 
 def received(record: bytes, *, ago_s: float = 0.0) -> Batch:
-    return Batch.of_records([record], cursor=1, received_at=datetime.now(UTC) - timedelta(seconds=ago_s))
+    return Records(records=(record,)).batch(
+        cursor=1, received_at=datetime.now(UTC) - timedelta(seconds=ago_s)
+    )
 
 
 async def one_late_batch(path: DataPath) -> None:

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from feedq.core.model import Batch
 from feedq.errors import SinkUnavailable
+from feedq.records.batch import Records
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import Target, Unusable
 from feedq.sinks.mapping import sources_of
@@ -130,7 +130,9 @@ def test_the_default_table_keeps_every_byte(harness: MariaDbHarness, record_form
         "bytes": [b"\0\xff\xfe'\\\"%s\x1a", bytes(range(256))],
     }[record_format]
     sink = fenced(harness, target)
-    sink.write([write(1, 1, Batch.of_records(records, cursor=None, received_at=at), target=target)])
+    sink.write(
+        [write(1, 1, Records(records=tuple(records)).batch(cursor=None, received_at=at), target=target)]
+    )
     rows = harness.query("SELECT feed, epoch, received_at, payload FROM made")
     shown = records if record_format == "bytes" else [record.decode() for record in records]
     assert rows == [("feed/1", 1, at.replace(tzinfo=None), payload) for payload in shown]

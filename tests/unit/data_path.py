@@ -7,7 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from feedq.core.model import JSON, Batch, FeedKey
+from feedq.core.model import JSON, FeedKey
+from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
@@ -111,7 +112,7 @@ class PathPool(SinkPool):
 
 
 def batch(*records: bytes, cursor: JSON) -> Batch:
-    return Batch.of_records(records, cursor=cursor, received_at=AT)
+    return Records(records=tuple(records)).batch(cursor=cursor, received_at=AT)
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from feedq.cli import main
-from feedq.core.model import Batch, Feed, TargetState
+from feedq.core.model import Feed, TargetState
+from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
 from feedq.verbs import manifests
 from tests.fakes.control import current
@@ -67,7 +68,7 @@ class Site:
     def land(self, name: str, cursor: int) -> None:
         fenced = self.fence(name)
         assert isinstance(fenced, Fenced), fenced
-        batch = Batch.of_records([b"%d" % cursor], cursor=cursor, received_at=AT)
+        batch = Records(records=(b"%d" % cursor,)).batch(cursor=cursor, received_at=AT)
         feed = self.feed(name)
         self.sink.write([FeedWrite(feed.id, name, 1, TARGET, (batch,), fenced.commit_id)])
 

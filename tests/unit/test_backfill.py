@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.core.model import JSON, Batch, Feed, FeedBackfill, FeedSpec, FeedView, Identity, Lease, Status
+from feedq.core.model import JSON, Feed, FeedBackfill, FeedSpec, FeedView, Identity, Lease, Status
 from feedq.errors import InvalidInput
+from feedq.records.batch import Records
 from feedq.verbs.backfills import ROWS_PER_S, part_done, plan
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
@@ -133,15 +134,15 @@ def test_a_batch_is_cut_at_the_first_record_that_lies_beyond(form: str) -> None:
     records = [b'{"seq": 3}', b'{"other": 1}', b'{"seq": 5}', b"no json", b'{"seq": 7}', b'{"seq": 4}']
     lines = b"".join(record + b"\n" for record in records)
     batch = (
-        Batch.of_lines(lines, cursor=4, received_at=NOW)
+        Records(lines).batch(cursor=4, received_at=NOW)
         if form == "lines"
-        else Batch.of_records(records, cursor=4, received_at=NOW)
+        else Records(records=tuple(records)).batch(cursor=4, received_at=NOW)
     )
     options = parse_options("tcp", TCP)
     cut = options.cut(batch, 5, 2)
     assert cut is not None
     assert (list(cut.split()), cut.cursor) == (records[:4], 5)
-    assert options.cut(Batch.of_lines(b'{"seq": 9}\n', cursor=9, received_at=NOW), 5, 2) is None
+    assert options.cut(Records(b'{"seq": 9}\n').batch(cursor=9, received_at=NOW), 5, 2) is None
     polled = parse_options("http", POLL).cut(batch, 5, {"at": 2})
     assert polled is not None
     assert polled.cursor == {"at": 5}

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from feedq.cli import main
-from feedq.core.model import Batch, FeedSpec
+from feedq.core.model import FeedSpec
 from feedq.errors import SinkUnavailable
+from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.landing import AT_ONCE
@@ -53,7 +54,7 @@ class WatchedSink(MemorySink):
 
     def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
         self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"), IDENTITY)], lock_timeout_s=0)
-        batch = Batch.of_records(records, cursor=None, received_at=AT)
+        batch = Records(records=tuple(records)).batch(cursor=None, received_at=AT)
         self.write([FeedWrite(feed_id, feed, 1, Target("t", "json"), (batch,))])
 
 

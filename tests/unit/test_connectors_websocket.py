@@ -15,7 +15,7 @@ from websockets.uri import parse_uri
 from feedq.connectors.base import parse_options
 from feedq.connectors.websocket.connector import MessageFramer, WebsocketOptions
 from feedq.connectors.websocket.frames import MessageReader
-from feedq.core.model import Records
+from feedq.records.batch import Records
 from feedq.records.turns import at_once
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 

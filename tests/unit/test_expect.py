@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from feedq.core.expectations import expected_of, read_expectations, write_expectations
-from feedq.core.model import Batch, FeedSpec
+from feedq.core.model import FeedSpec
 from feedq.core.values import Wrong
 from feedq.errors import InvalidInput
+from feedq.records.batch import Records
 from feedq.records.csvtext import CsvFormat
 from feedq.sinks.base import Target
 from feedq.sinks.event_time import LOOKED_AT, EventTime, event_time_reader
@@ -115,12 +116,12 @@ JSON = Target("t", "json")
 
 def read(*records: object, at: str = "/ts", target: Target = JSON) -> EventTime:
     made = [one if isinstance(one, bytes) else msgspec.json.encode(one) for one in records]
-    by_record = Batch.of_records(made, cursor=None, received_at=AT)
-    by_line = Batch.of_lines(b"".join(one + b"\n" for one in made), cursor=None, received_at=AT)
+    by_record = Records(records=tuple(made)).batch(cursor=None, received_at=AT)
+    by_line = Records(b"".join(one + b"\n" for one in made)).batch(cursor=None, received_at=AT)
     reader = event_time_reader(at, target)
     found = reader.read([by_record])
     assert reader.read([by_line]) == found
-    assert reader.read([Batch.of_records([b"{}"], cursor=None, received_at=AT), by_line]) == found
+    assert reader.read([Records(records=(b"{}",)).batch(cursor=None, received_at=AT), by_line]) == found
     return found
 
 

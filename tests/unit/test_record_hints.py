@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.core.model import Batch, FeedSpec
+from feedq.core.model import FeedSpec
 from feedq.errors import InvalidInput
+from feedq.records.batch import Records
 from feedq.sinks.base import parse_sink, target_of
 from feedq.verbs.manifests import option_problems
 from feedq.worker.first_records import SOUGHT_IN, FirstRecords, as_lines_of_text, hints, proposed
@@ -83,7 +84,9 @@ class Watched:
         self.told: list[tuple[str, str | None]] = []
 
     def see(self, *records: bytes) -> None:
-        batch = Batch.of_records(records, cursor=None, received_at=datetime(2026, 1, 1, tzinfo=UTC))
+        batch = Records(records=tuple(records)).batch(
+            cursor=None, received_at=datetime(2026, 1, 1, tzinfo=UTC)
+        )
         self.first.look(batch, lambda *odd: self.told.append(odd))
 
 

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from feedq.connectors.base import show_cursor
 from feedq.connectors.tcp import PING_BYTES_MAX, Ping, PingFramer
 from feedq.connectors.websocket.connector import Ignored, Rule
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured
+from feedq.records.batch import Records
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.cursor import CURSOR_BYTES_MAX, SMALL_BYTES, CursorReader
 from feedq.records.framing import (
@@ -818,8 +819,8 @@ one_line = st.binary(min_size=1).filter(lambda r: b"\n" not in r and b"\r" not i
 
 @given(st.lists(one_line))
 def test_the_fast_batch_holds_the_same_records_as_the_plain_one(many: list[bytes]) -> None:
-    fast = Batch.of_lines(b"".join(r + b"\n" for r in many), cursor=7, received_at=AT)
-    plain = Batch.of_records(many, cursor=7, received_at=AT)
+    fast = Records(b"".join(r + b"\n" for r in many)).batch(cursor=7, received_at=AT)
+    plain = Records(records=tuple(many)).batch(cursor=7, received_at=AT)
     assert fast.split() == plain.split() == tuple(many)
     assert fast.count == plain.count == len(many)
     assert plain.size == sum(map(len, many))

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.model import Batch, FeedKey
+from feedq.core.model import FeedKey
+from feedq.records.batch import Records
 from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
 from feedq.sinks.checkpoints import LastCommit, decide
 from feedq.sinks.copyplan import DETOUR_FIRST, DETOUR_MAX, Detour
@@ -98,7 +99,7 @@ TARGET = Target("t", "json")
 
 
 def unknown(*keys: FeedKey, **changes: object) -> CommitUnknown:
-    batch = Batch.of_lines(b"1\n", cursor=1, received_at=datetime.now(UTC))
+    batch = Records(b"1\n").batch(cursor=1, received_at=datetime.now(UTC))
     writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, TARGET, (batch,), LEFT) for feed_id, epoch in keys]
     facts: dict[str, Any] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "lost": (), "unusable": {}}
     return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))

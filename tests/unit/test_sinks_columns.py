@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
+from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
 from feedq.records.pointer import MISSING, TextPointers
 from feedq.sinks import copytext
@@ -166,11 +167,11 @@ def decoded_text(text: bytes) -> str:
 
 
 def of_records(records: Sequence[bytes], cursor: JSON = None) -> Batch:
-    return Batch.of_records(records, cursor=cursor, received_at=AT)
+    return Records(records=tuple(records)).batch(cursor=cursor, received_at=AT)
 
 
 def of_lines(records: Sequence[bytes], cursor: JSON = None) -> Batch:
-    return Batch.of_lines(b"".join(r + b"\n" for r in records), cursor=cursor, received_at=AT)
+    return Records(b"".join(r + b"\n" for r in records)).batch(cursor=cursor, received_at=AT)
 
 
 def write_of(*batches: Batch) -> FeedWrite:

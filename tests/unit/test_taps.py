@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from feedq.core.model import Batch
 from feedq.core.tap import RECORD_BYTES_MAX, RECORDS_PER_S, TapPart
+from feedq.records.batch import Batch, Records
 from feedq.secrets import Masker
 from feedq.worker.taps import MASKED_BYTES, RecordTap
 
@@ -17,8 +17,8 @@ KEY = (1, 7)
 
 def batch(*records: bytes, lines: bool = False) -> Batch:
     if lines:
-        return Batch.of_lines(b"".join(record + b"\n" for record in records), cursor=1, received_at=NOW)
-    return Batch.of_records(records, cursor=1, received_at=NOW)
+        return Records(b"".join(record + b"\n" for record in records)).batch(cursor=1, received_at=NOW)
+    return Records(records=tuple(records)).batch(cursor=1, received_at=NOW)
 
 
 def taken(*batches: Batch, refused: int = 0, secret: str = "s3cret") -> TapPart:

@@ -22,8 +22,9 @@ from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, HttpReq
 from feedq.connectors.http.polling import FRAMED, LINK, Poller
 from feedq.connectors.record_options import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import SourceUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.records.framing import RECORD_BYTES_MAX, Framer, Refusal
 from feedq.records.pointer import is_json, parse_pointer
 from feedq.records.turns import PIECE_BYTES, Steps

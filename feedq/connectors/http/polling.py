@@ -31,8 +31,9 @@ import msgspec
 
 from feedq.connectors.base import Context
 from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
+from feedq.records.batch import Batch, Records
 from feedq.records.cursor import CursorReader
 from feedq.records.framing import BYTE_ORDER_MARK, Refusal
 from feedq.records.pointer import MISSING, TextPointers, is_json

@@ -37,8 +37,9 @@ from feedq.connectors.mqtt.link import READ_AHEAD_BYTES, Message, MqttLink, Mqtt
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.records.batch import Batch
 
 LINGER_S: Final = 0.6
 """How long a connection waits at its end for what it has given to be committed. Longer than the writer's usual

@@ -44,8 +44,9 @@ from feedq.connectors.nats.consumer import (
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, check_template
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.records.batch import Batch
 
 PORT: Final = 4222
 OLDEST_SERVER: Final = (2, 9)

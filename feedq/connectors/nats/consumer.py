@@ -44,8 +44,9 @@ from feedq.connectors.nats.client import (
     NatsClient,
     NatsMessage,
 )
-from feedq.core.model import JSON, Batch
+from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.records.batch import Batch
 
 NANOSECONDS: Final = 1_000_000_000
 NOT_FOUND: Final = 404

@@ -36,8 +36,9 @@ from feedq.connectors.redis.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut,
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
-from feedq.core.model import JSON, Batch, Records
+from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceUnavailable
+from feedq.records.batch import Batch, Records
 
 PORT = 6379
 BLOCK_MS_MAX: Final = 5_000

@@ -22,8 +22,9 @@ from feedq.connectors.reading import RecordStream
 from feedq.connectors.record_options import CursorOptions, line_framer
 from feedq.connectors.websocket.connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.wire.remote import check_template
-from feedq.core.model import JSON, Batch, Records, as_lines
+from feedq.core.model import JSON
 from feedq.errors import FeedqError
+from feedq.records.batch import Batch, Records, as_lines
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
     LF,
