@@ -30,7 +30,10 @@ from feedq.cli import main as main_command
 from feedq.cli.choosing import chooses_feeds
 from feedq.cli.options import Duration
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
+from feedq.connectors.messages import MessageOptions
+from feedq.connectors.record_options import FramingOptions
 from feedq.connectors.wire.remote import RemoteOptions
+from feedq.connectors.wire.request import RequestOptions
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.core import worker as core
 from feedq.core.values import Entry, Number, exact_duration, parse_duration
@@ -151,11 +154,21 @@ def kinds() -> list[str]:
     return sorted(e.name for e in entries if e.value.startswith("feedq.connectors."))
 
 
+SHARED_OPTIONS: dict[str, type[ConnectorOptions]] = {
+    "every connector": ConnectorOptions,
+    "connections": RemoteOptions,
+    "framing": FramingOptions,
+    "requests": RequestOptions,
+    "messages": MessageOptions,
+}
+"""Options that several connectors have, by what the heading of their section says."""
+
+
 def connector_tables() -> dict[str, Callable[[], str]]:
     """By the name of their markers."""
     tables: dict[str, Callable[[], str]] = {
-        "options of every connector": partial(option_tables, ConnectorOptions),
-        "options of connections": partial(option_tables, RemoteOptions, without=(ConnectorOptions,)),
+        f"options of {title}": partial(option_tables, model, without=_bases(model))
+        for title, model in SHARED_OPTIONS.items()
     }
     tables |= {f"options of {kind}": partial(connector_table, kind) for kind in kinds()}
     return tables
@@ -171,9 +184,17 @@ def catalog_tables() -> dict[str, Callable[[], str]]:
     return tables
 
 
+def _bases(model: type[ConnectorOptions]) -> tuple[type[ConnectorOptions], ...]:
+    return tuple(base for base in SHARED_OPTIONS.values() if base is not model and issubclass(model, base))
+
+
 def connector_table(kind: str) -> str:
-    """What a connector has besides the options of others."""
-    return option_tables(load_connector(kind).Options, without=(ConnectorOptions, RemoteOptions))
+    """Where the options are that a connector shares with others, and its own."""
+    options = load_connector(kind).Options
+    shared = [title for title, model in SHARED_OPTIONS.items() if issubclass(options, model)]
+    links = [f"[{title}](#{title.replace(' ', '-')})" for title in shared]
+    table = option_tables(options, without=tuple(SHARED_OPTIONS[title] for title in shared))
+    return f"Shared options: {', '.join(links)}.\n\n{table}"
 
 
 def entry_tables() -> dict[str, Callable[[], str]]:
@@ -227,10 +248,9 @@ def _schema_words(schema: dict[str, Any], defs: dict[str, Any]) -> str:
         case {"type": "array", "items": items}:
             return f"list of {_schema_words(items, defs)}" if items else "list"
         case {"type": "integer" | "number" as kind}:
-            low = schema.get("minimum", schema.get("exclusiveMinimum"))
-            words = "whole number" if kind == "integer" else "number"
-            words += f" over {low}" if "exclusiveMinimum" in schema else f" from {low:g}"
-            return words + (f" to {schema['maximum']:.10g}" if "maximum" in schema else "")
+            is_open = "exclusiveMinimum" in schema
+            low = schema["exclusiveMinimum" if is_open else "minimum"]
+            return f"{kind}, {_range(low, schema.get('maximum'), is_open=is_open)}"
         case {"type": "boolean"}:
             return "`true`, `false`"
         case {"type": "object"}:
@@ -387,10 +407,8 @@ def _says_the_same(base: type[BaseModel], model: type[BaseModel], name: str) -> 
     if name not in base.model_fields:
         return False
     one, other = base.model_fields[name], model.model_fields[name]
-    # What is required is worth a row each time.
     return (
-        not other.is_required()
-        and field_docstrings(base)[name] == field_docstrings(model)[name]
+        field_docstrings(base)[name] == field_docstrings(model)[name]
         and one.get_default() == other.get_default()
     )
 
@@ -408,11 +426,11 @@ def _kinds(annotation: Any, bounds: str = "") -> Iterator[str]:
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         yield ", ".join(f"`{choice.value}`" for choice in annotation)
     elif origin is dict:
-        yield "mapping to " + " or ".join(_kinds(inner[1]))
+        yield "mapping"
     elif origin in (list, tuple):
-        yield "list of " + " or ".join(_kinds(inner[0]))
+        yield "list of " + " or ".join(_kinds(inner[0])).replace("mapping", "mappings")
     elif annotation in (int, float):
-        yield {int: "whole number", float: "number"}[annotation] + bounds
+        yield {int: "integer", float: "number"}[annotation] + bounds
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "mapping, see below"
     elif annotation is Any:
@@ -428,14 +446,22 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _bounds(field: FieldInfo) -> str:
-    found = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le", "lt") if hasattr(m, b)}
-    words = {"ge": "from", "gt": "over", "le": "to", "lt": "below"}
-    stated = " ".join(f"{words[b]} {_number(found[b])}" for b in words if b in found)
-    return f" {stated}" if stated else ""
+    found = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le") if hasattr(m, b)}
+    if not found:
+        return ""
+    low = found["gt" if "gt" in found else "ge"]
+    return f", {_range(low, found.get('le'), is_open='gt' in found)}"
+
+
+def _range(low: float, high: float | None, *, is_open: bool) -> str:
+    least = f"over {_number(low)}" if is_open else _number(low)
+    if high is None:
+        return least if is_open else f"{least} or more"
+    return f"{least} to {_number(high)}" if is_open or low < 0 else f"{least}–{_number(high)}"
 
 
 def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _option_default(field: FieldInfo) -> str:

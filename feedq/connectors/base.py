@@ -55,18 +55,18 @@ class ConnectorOptions(StrictModel):
     """Base of every connector's options: unknown ones are refused by name."""
 
     format: RecordFormat = "json"
-    """What a record is, `json`, `csv`, `text` or `bytes`: decides the type of the payload column, and whether
-    `columns` and `cursor` can point into it."""
+    """What a record is. It sets the type of the payload column; JSON pointers (`columns`, `cursor`) need
+    `json` or `csv`."""
     csv: Annotated[CsvFormat | None, Field(validate_default=True)] = None
-    """With `format: csv`: the names of the `fields`, and the `delimiter` and `quote` between them."""
+    """With `format: csv`: how a line is split into fields."""
     limits: RateLimits = UNLIMITED
-    """`rows_per_s` and `bytes_per_s` at most, on average: the source is read slower, nothing is dropped."""
+    """Average rate at most. The source is read more slowly; nothing is dropped."""
     NAMES_FIELDS: ClassVar[bool] = False
     """Whether the first line of what is read may name the fields of CSV."""
 
     secrets: dict[str, str] = Field({})
-    """Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. They are resolved
-    on the worker; values are never stored or shown."""
+    """Names of secrets, each with a reference: `${env:NAME}` or `${file:/path}`. Other options use them as
+    `{name}`. Workers resolve them; values are never stored or shown."""
 
     @property
     def record_csv(self) -> CsvFormat | None:

@@ -192,16 +192,14 @@ class ExecOptions(StreamOptions):
     """Options of a feed with ``connector: exec``."""
 
     command: Annotated[tuple[str, ...], Field(min_length=1)]
-    r"""The program, by an absolute path that is in `FEEDQ_EXEC_ALLOW` of the worker, and its arguments; there
-    is no shell. In arguments `{cursor}` becomes the cursor (a string as it is, anything else as JSON) and
-    `{name}` the feed's name. Escapes: `\n \r \t \0 \\ \xNN`."""
+    """The program and its arguments; there is no shell. The program is an absolute path, listed in
+    `FEEDQ_EXEC_ALLOW` of the worker. Arguments take `{cursor}`, `{name}` and escapes."""
     first_cursor: str = ""
-    """What `{cursor}` becomes as long as there is none."""
+    """Value of `{cursor}` while the feed has no cursor."""
     env: dict[str, str] = Field({})
-    """Environment variables besides `PATH`, `LANG` and `HOME`, which are the worker's. With the placeholders
-    of `command`, and `{secret}` for the secret of that name."""
+    """Environment variables besides the worker's `PATH`, `LANG` and `HOME`. Take placeholders."""
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 0.0
-    """A program that writes nothing for this long is stalled and started anew; 0 is never."""
+    """After this long without output the feed is stalled and the program restarts; 0 disables it."""
 
     @field_validator("command")
     @classmethod

@@ -299,20 +299,19 @@ class FileOptions(FramingOptions):
     """Options of a feed with ``connector: file``."""
 
     path: str
-    """Absolute path of the file on the worker. It is followed when it is rotated, by renaming or by copying
-    and truncating it. Only workers that have the file should get the feed: see its `labels`."""
+    """Absolute path of the file on the worker, followed across rotation. Give the feed a `selector` for
+    workers that have the file."""
     start: Literal["beginning", "end"] = "beginning"
-    """Where to begin when nothing has been read yet. Later files are read from their beginning."""
+    """Where a feed without a cursor begins. Later files are read from their beginning."""
     poll_interval_s: Annotated[float, Field(ge=0.01, le=3600)] = 0.25
-    """How often to look whether something was added."""
+    """How often to look for new data."""
     rotate_wait_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 5.0
-    """When the path leads to another file, the old one is read until nothing has been added for this long:
-    programs go on writing to it for a while. Its last record needs no end mark."""
+    """After a rotation, how long the old file must be quiet before the new one is read. Its last record needs
+    no end mark."""
     missing_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 10.0
-    """A file that is not there is waited for this long. Then that is an error, and it is looked for again
-    with backoff."""
+    """How long to wait for a missing file before it is an error, retried with backoff."""
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 0.0
-    """A file to which nothing is added for this long is stalled; 0 is never."""
+    """After this long without new data the feed is stalled; 0 disables it."""
 
     def check_cursor(self, cursor: JSON) -> None:
         if parse_position(cursor) is None:

@@ -25,7 +25,7 @@ import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context, Room, needs_json, show_cursor
-from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, RemoteOptions, check_template
+from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, RemoteOptions, check_template
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError
 from feedq.records.batch import Batch, Records
@@ -47,20 +47,16 @@ _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[^A-Za-z0-9]+")
 class MessageOptions(RemoteOptions):
     """Base of the options of connectors of message brokers."""
 
-    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
-    """A connection on which nothing comes for this long, not even the answer to a ping or a heartbeat, is
-    stalled and made anew; 0 is never."""
     username: str | None = None
-    """Name to log in with; `{secret}` stands for the secret of that name."""
+    """Name to log in with. Takes secrets."""
     password: str | None = None
-    """Its password: `"{name}"` for the secret of that name in `secrets`."""
+    """Password to log in with: `"{name}"` for the secret of that name."""
     envelope: bool = False
-    """A record is a JSON object of what the broker says of the message, with its payload as `data`
-    (`data_base64` if that is not text), instead of the payload alone."""
+    """Makes each message a JSON object of its metadata and its payload, as `data` or (if not text)
+    `data_base64`. Needs `format: json`."""
     max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """A larger payload fails the feed, with everything before it landed, until this is raised."""
+    """A larger payload fails the feed, after everything before it has landed."""
     buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 4 * 2**20
-    """Received bytes that wait to be taken before nothing more is asked for."""
 
     @field_validator("csv")
     @classmethod

@@ -48,18 +48,18 @@ class FramingOptions(ConnectorOptions):
     NAMES_FIELDS: ClassVar[bool] = True
 
     framing: Literal["lines", "delimiter", "length"] = "lines"
-    """How records are told apart: `lines` end with LF or CRLF, `delimiter` is whatever ends them instead,
-    with `length` each comes after its length. Empty records are keep-alives and are skipped."""
+    """What separates records: `lines` end with LF or CRLF, `delimiter` is your own end mark, with `length`
+    each follows its length. Empty records are keep-alives and are skipped."""
     delimiter: Annotated[str | None, Field(validate_default=True)] = None
-    r"""With `framing: delimiter`: what ends a record; any bytes. Escapes: `\n \r \t \0 \\ \xNN`."""
+    """With `framing: delimiter`: the bytes that end a record. Takes escapes."""
     length_bytes: Literal[1, 2, 4] = 4
-    """With `framing: length`: size of the number before each record."""
+    """With `framing: length`: size of the length field."""
     length_order: Literal["big", "little"] = "big"
-    """With `framing: length`: order of the bytes of that number; `big` is network order."""
+    """With `framing: length`: byte order of the length field."""
     length_counts_itself: bool = False
-    """With `framing: length`: the number counts its own bytes too."""
+    """With `framing: length`: the length includes its own field."""
     max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """A larger record fails the feed, with everything before it landed, until this is raised."""
+    """A larger record fails the feed, after everything before it has landed."""
 
     @field_validator("delimiter")
     @classmethod
@@ -140,7 +140,7 @@ class CursorOptions(ConnectorOptions):
     """Where in a record its cursor is."""
 
     cursor: str | None = None
-    """JSON pointer to what to resume after in each record, such as `/seq`; needs `format` `json` or `csv`."""
+    """JSON pointer to the cursor in each record, such as `/seq`. Needs `format` `json` or `csv`."""
 
     @field_validator("cursor")
     @classmethod

@@ -65,16 +65,15 @@ class SseOptions(HttpRequestOptions, CursorOptions):
     """Options of a feed with ``connector: sse``."""
 
     cursor: str | None = None
-    """JSON pointer to what to resume after in each record, such as `/seq`, for a source that is asked with
-    `{cursor}`. Without it that is the id of the last event, which goes back as `Last-Event-ID`."""
+    """JSON pointer to the cursor in each record, for a request with `{cursor}`. Without it, the cursor is the
+    last event's id, sent as `Last-Event-ID`."""
     events: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
-    """Types of events that are wanted, such as `[update]`; an event that names none is a `message`. Without
-    it, all are."""
+    """Types of events to land, such as `[update]`; an event without a type is a `message`. Default: all."""
     envelope: bool = False
-    """Makes a record of all that an event says: `{"id": …, "event": …, "data": …}`, with the data as JSON
-    where it is some, and as a string otherwise; needs `format: json`."""
+    """Makes each event a record `{"id": …, "event": …, "data": …}`, with data that is not JSON as a string.
+    Needs `format: json`."""
     max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """An event with more data fails the feed, with everything before it landed, until this is raised."""
+    """A larger event fails the feed, after everything before it has landed."""
 
     _check_envelope = field_validator("envelope")(needs_json)
 

@@ -46,9 +46,9 @@ class Hello(StrictModel):
     """A message of ours, and what has to come back before the next one."""
 
     send: str = ""
-    """Sent; with placeholders and escapes."""
+    """What to send. Takes placeholders."""
     expect: str = ""
-    """Waited for afterwards. It and what comes before it are no records. With escapes."""
+    """What to wait for next. It and what precedes it are not records. Takes escapes."""
 
     @field_validator("expect")
     @classmethod
@@ -62,9 +62,9 @@ class Ping(StrictModel):
     """How a source asks whether we are there, and what to say."""
 
     prefix: Annotated[str, Field(min_length=1, max_length=1000)]
-    r"""A record of at most 4 KiB that begins with this text is a ping. Escapes: `\n \r \t \0 \\ \xNN`."""
+    """A record of at most 4 KiB that begins with this text is a ping. Takes escapes."""
     answer: Annotated[str, Field(min_length=1)]
-    r"""Sent for each ping; `{rest}` is what follows the prefix in it. Escapes as in `prefix`."""
+    """The answer to a ping; `{rest}` is what follows the prefix. Takes escapes."""
 
     @field_validator("prefix")
     @classmethod
@@ -115,14 +115,11 @@ class TcpOptions(StreamOptions, RemoteOptions):
     TAKES_PATH: ClassVar[bool] = False
 
     url: str
-    """Where the source listens: `tcp://host:port`, or `tls://host:port`; an IPv6 address in brackets."""
+    """`tcp://host:port` or `tls://host:port`; an IPv6 address in brackets."""
     hello: tuple[Hello, ...] = ()
-    r"""Sent once connected: a text, or a list of them, each a text or `{send: text, expect: text}` to wait
-    for an answer before going on. `{name}` and `{cursor}` become JSON texts (the cursor is `null` at first),
-    `{secret}` the secret of that name as it is. Escapes: `\n \r \t \0 \\ \xNN`."""
+    """Sent once connected: a text, or a list of texts and `{send: text, expect: text}`."""
     ping: Ping | None = None
-    """Records that are answered instead of landed: those that begin with the text `prefix` get `answer`, in
-    which `{rest}` is what follows it."""
+    """Records to answer instead of landing them."""
 
     @field_validator("hello", mode="before", json_schema_input_type=str | list[str | Hello])
     @classmethod

@@ -53,9 +53,9 @@ class RateLimits(StrictModel):
     """How fast something may be read, on average; None is without a limit."""
 
     rows_per_s: Annotated[float | None, Field(gt=0, le=1e12)] = None
-    """Records a second."""
+    """Records per second."""
     bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
-    """Bytes of records a second."""
+    """Bytes of records per second."""
 
 
 UNLIMITED: Final = RateLimits.model_construct()

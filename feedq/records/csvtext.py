@@ -38,17 +38,15 @@ class CsvFormat(StrictModel):
     """How the fields of a record are told apart."""
 
     fields: tuple[str, ...] = ()
-    """Names of the fields in their order, for pointers such as `/price`. With `header: true` they may be left out
-    where records come from a file or a stream: then its first line names them, records become JSON objects, and a
-    pointer to a name that is not there finds nothing."""
+    """Names of the fields, in order, for pointers such as `/price`. With `header: true`, a file or stream may
+    leave them to its first line; its records then become JSON objects."""
     delimiter: str = ","
-    r"""What stands between two fields; escapes as in `\t`."""
+    r"""Separates fields; takes escapes such as `\t`."""
     quote: Annotated[str, Field(max_length=1)] = '"'
-    """Encloses a field that holds the delimiter, a line end or the quote itself, which is doubled inside it.
-    Empty: nothing is quoted, and quotes are characters like any other. A quoted empty field is an empty text, an
-    unquoted one is null."""
+    """Encloses a field that holds the delimiter, a line end or the quote itself (doubled). Empty turns quoting
+    off. An empty field is an empty string if quoted, else null."""
     header: Annotated[bool, Field(validate_default=True)] = False
-    """Lines that are just the names of the fields are headers and left out."""
+    """Skips lines that are just the names of the fields."""
 
     @field_validator("fields")
     @classmethod

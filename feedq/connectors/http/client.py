@@ -88,17 +88,13 @@ class HttpRequestOptions(RequestOptions):
     OWN_HEADERS: ClassVar[frozenset[str]] = RequestOptions.OWN_HEADERS | {"expect", "te"}
 
     url: str
-    """What to ask for: `http://host/path` or `https://host/path`, with a port where needed. `{name}`,
-    `{cursor}` and `{secret}` in its path and query are filled in percent-encoded. Redirects are followed,
-    five at most; `headers` and a client certificate are for this host alone, also where it moves from http to
-    https."""
+    """`http://host/path` or `https://host/path`. Path and query take placeholders."""
     method: Literal["GET", "POST"] = "GET"
-    """What to ask with."""
+    """Method of the request."""
     body: Annotated[str, Field(max_length=2**20)] = ""
-    r"""Sent with `method: POST`. `{name}` and `{cursor}` become JSON texts (the cursor is `null` at first),
-    `{secret}` the secret of that name as it is. Escapes: `\n \r \t \0 \\ \xNN`."""
+    """With `method: POST`: body of the request. Takes placeholders."""
     response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
-    """Longest time from a request to the beginning of its answer."""
+    """Time limit from a request to the beginning of its response."""
 
     @field_validator("url")
     @classmethod

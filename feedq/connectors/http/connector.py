@@ -37,34 +37,27 @@ class HttpOptions(HttpRequestOptions, StreamOptions):
     """Options of a feed with ``connector: http``."""
 
     mode: Literal["stream", "poll"] = "stream"
-    """`stream` reads one answer that never ends; `poll` asks again and again. An answer that has not changed
-    since (ETag, Last-Modified, content) is not landed again, nor are the records of a list that began the
-    last answer to the same request; otherwise, what a source repeats lands again, unless the sink has a
-    `key`."""
+    """`stream` reads one endless response, `poll` asks again and again."""
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
-    """With `mode: stream`: an answer that goes silent for this long is stalled and asked for anew; 0 is
-    never."""
+    """With `mode: stream`: after this long without data the feed is stalled and reconnects; 0 disables it."""
     response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
-    """Longest time from a request to the beginning of its answer, and with `mode: poll` as long again for the
-    rest of it."""
+    """Time limit from a request to the beginning of its response; with `mode: poll`, as long again for the
+    rest."""
     interval_s: Annotated[float, Field(ge=0.1, le=TIMEOUT_S_MAX)] = 60.0
-    """With `mode: poll`: time from one poll to the next. A poll that takes longer leaves out the ones that
-    would have begun meanwhile. It asks at once for further pages, at most 10,000 a poll, and as long as it
-    gets `records` with which the cursor moves."""
+    """With `mode: poll`: time from one poll to the next."""
     records: str | None = None
-    """With `mode: poll`: JSON pointer to the list of records in an answer, `""` if the answer is the list; or
-    `framed`, if an answer is to be cut by `framing`. Without it, an answer is one record."""
+    """With `mode: poll`: JSON pointer to the list of records in a response (`""` if the response is the
+    list), or `framed` to split the response by `framing`. Without it, a response is one record."""
     next_cursor: str | None = None
-    """With `mode: poll`: JSON pointer into an answer to the cursor that the next request asks with. While
-    there is none, or an empty one, it stays what it was. Instead of `cursor`."""
+    """With `mode: poll`, instead of `cursor`: JSON pointer to the next request's cursor in a response. If
+    nothing is there, the cursor stays."""
     next_page: str | None = None
-    """With `mode: poll`: where the address of the next page is, `link` for the header `Link` with
-    `rel="next"`, or a JSON pointer into the answer. Every poll, also the one after a restart, reads all pages
-    from the first: without a `{cursor}` in the request that takes a `key` in the sink."""
+    """With `mode: poll`: where a response names the next page: `link` (header `Link` with `rel="next"`) or a
+    JSON pointer."""
     max_response_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 16 * 2**20
-    """With `mode: poll`: a larger answer, unpacked, fails the feed."""
+    """With `mode: poll`: a larger response, unpacked, fails the feed."""
     max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000
-    """With `mode: poll`: an answer with more records fails the feed; pages of it are answers each."""
+    """With `mode: poll`: a response (a page) with more records fails the feed."""
 
     def cursor_back(self, cursor: JSON, records: int) -> JSON:
         # What is known of the last answer, and would leave records of it out, is forgotten.

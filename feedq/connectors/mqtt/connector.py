@@ -72,23 +72,21 @@ class MqttOptions(MessageOptions):
     TAKES_PATH: ClassVar[bool] = False
 
     url: str
-    """Where the broker listens: `mqtt://host`, or `mqtts://host` with TLS; the ports are 1883 and 8883 unless
-    given."""
+    """`mqtt://host` (port 1883) or `mqtts://host` (TLS, port 8883)."""
     topics: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
-    """Topic filters to subscribe to, such as `plant/+/temperature` or `plant/#`; `$share/group/filter` shares
-    the messages with the other members of a group."""
+    """Topic filters, such as `plant/+/temperature` or `plant/#`. `$share/group/filter` shares the messages
+    within the group."""
     version: Literal["5", "3.1.1"] = "5"
-    """Version of the protocol. With 3.1.1 the broker alone limits how many messages may be unacknowledged,
-    often to 20: a feed then gets that many with each commit."""
+    """Version of the protocol. Use 5 if the broker supports it."""
     client_id: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    """Name of the session at the broker, the same on every worker. Unless given it is made of the environment
-    and the feed's name. Two clients with one id push each other out."""
+    """Name of the session at the broker; no other client may use it. Default: made from the environment and
+    the feed's name."""
     session_expiry_s: Annotated[int, Field(ge=0, le=2**32 - 1)] = 7 * 86_400
-    """How long the broker keeps the session, and messages for it, while the feed is not connected. 4294967295
-    is for ever. With 3.1.1 the broker decides."""
+    """How long the broker keeps the session and its messages without a connection; 4294967295 is forever.
+    With 3.1.1 the broker decides."""
     max_unacknowledged: Annotated[int, Field(ge=1, le=65_535)] = 10_000
-    """Messages that may wait to be committed before the broker sends no more; the broker may have a lower
-    limit. With 3.1.1 only the broker's counts."""
+    """Most messages that may wait for their commit. The broker may allow fewer; with 3.1.1 it alone
+    decides."""
 
     @field_validator("version", mode="before")
     @classmethod

@@ -83,31 +83,29 @@ class NatsOptions(MessageOptions):
     TAKES_PATH: ClassVar[bool] = False
 
     url: str
-    """Where the server listens: `nats://host`, or `tls://host` with TLS; the port is 4222 unless given. NATS
-    2.9 or later."""
+    """`nats://host` or `tls://host`; default port 4222. Needs NATS 2.9 or later."""
     stream: Annotated[str, Field(min_length=1, max_length=255)]
-    """Name of the JetStream stream to read."""
+    """JetStream stream to read."""
     subjects: Annotated[tuple[str, ...], Field(max_length=256)] = ()
-    """Subjects to read of it, such as `orders.*.created` or `orders.>`; all unless given. Several need NATS
-    2.10."""
+    """Subjects to read, such as `orders.*.created` or `orders.>`. Default: all. Several need NATS 2.10."""
     deliver: Literal["all", "new", "last"] = "all"
-    """Where a feed without a cursor begins: with `all` messages that the stream holds, with those that are
-    `new`, or with the `last` one. A work queue is always read from its beginning."""
+    """Which messages a feed without a cursor gets: `all`, only `new` ones, or from the `last` one on. A work
+    queue is always read from its beginning."""
     domain: Annotated[str | None, Field(min_length=1, max_length=255)] = None
-    """JetStream domain of the stream, where leaf nodes lie between."""
+    """JetStream domain of the stream, behind leaf nodes."""
     token: str | None = None
-    """Token to log in with instead of a user: `"{name}"` for a secret."""
+    """Token to log in with: `"{name}"` for a secret."""
     nkey_seed: str | None = None
     """Seed of an nkey to log in with: `"{name}"` for a secret."""
     credentials: str | None = None
-    """Content of a credentials file (a JWT and its nkey) to log in with: `"{name}"` for a secret, which may
-    be `${file:/path/feed.creds}`."""
+    """Content of a credentials file (JWT and nkey) to log in with: `"{name}"` for a secret, such as
+    `${file:/path/feed.creds}`."""
     inbox_prefix: str = "_INBOX"
-    """Where answers to this client go, if its user may not subscribe to the usual place."""
+    """Prefix of reply subjects, for a user who may not subscribe to the default."""
     max_unacknowledged: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
-    """Messages that may wait to be committed before the server sends no more."""
+    """Most messages that may wait for their commit."""
     batch_messages: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    """Messages that are asked for ahead at most: fewer while few come, or while the worker has little memory."""
+    """Most messages to request ahead; fewer while few come or memory is short."""
 
     def check_cursor(self, cursor: JSON) -> None:
         if NatsCursor.of(cursor) is None:

@@ -91,19 +91,16 @@ class RedisOptions(MessageOptions):
     }
 
     url: str
-    """Where the server listens: `redis://host`, or `rediss://host` with TLS; the port is 6379 unless given. A
-    path such as `/2` selects a database."""
+    """`redis://host` or `rediss://host` (TLS); default port 6379. A path such as `/2` selects a database."""
     streams: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
-    """Names of the streams to read. One that does not exist yet is waited for; while none does, the feed shows as
-    `connecting`, and says so."""
+    """Streams to read. One that does not exist is waited for; while none does, the feed is `connecting`."""
     start: Literal["beginning", "now"] = "beginning"
-    """Where a stream without a cursor is read from: its `beginning`, or what is added from `now` on; until
-    the first such entry has landed, `now` is the latest connection."""
+    """Where a stream without a cursor begins. Until an entry has landed, `now` is the latest connection."""
     field: Annotated[str | None, Field(min_length=1)] = None
-    """The field whose value is the record. An entry without it, and every entry when this is not set, becomes
-    a JSON object of its fields, their values as strings."""
+    """Field whose value is the record. Without it, and for an entry that lacks it, the record is a JSON
+    object of all fields, with values as strings."""
     count: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    """Most entries of each stream that one XREAD asks for."""
+    """Most entries of a stream per XREAD."""
 
     def check_cursor(self, cursor: JSON) -> None:
         ids = list(cursor.items()) if isinstance(cursor, dict) else [("", None)]

@@ -74,19 +74,18 @@ class WebsocketConnectionOptions(RequestOptions):
     }
 
     url: str
-    """Where the source is: `ws://host/path`, or `wss://…` with TLS. In path and query `{name}`, `{cursor}`
-    and `{secret}` are filled in, percent-encoded."""
+    """`ws://host/path` or `wss://host/path`. Path and query take placeholders."""
     subprotocols: tuple[str, ...] = ()
-    """Subprotocols to offer, the preferred one first; the server may choose one."""
+    """Subprotocols to offer, preferred ones first."""
     ping_interval_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
-    """Time between two pings of ours; 0 is none."""
+    """Time between pings that feedq sends; 0 sends none."""
     ping_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
-    """A connection on which nothing follows a ping for this long is made anew; 0 is never."""
+    """Reconnects when nothing arrives for this long after a ping; 0 disables it."""
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
-    """A connection that brings no message for this long is stalled and made anew, whatever pings go to and
-    fro; messages to `ignore` count. 0 is never."""
+    """After this long without a message the feed is stalled and reconnects; 0 disables it. Pings do not
+    count, messages to `ignore` do."""
     max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """A larger message fails the feed, with everything before it landed, until this is raised."""
+    """A larger message fails the feed, after everything before it has landed."""
 
     @field_validator("subprotocols", mode="before")
     @classmethod

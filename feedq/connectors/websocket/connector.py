@@ -45,14 +45,13 @@ class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):
     """Options of a feed with ``connector: websocket``."""
 
     subscribe: tuple[str, ...] = ()
-    r"""Text message, or list of them, sent once connected. `{name}` and `{cursor}` become JSON texts (the
-    cursor is `null` at first), `{secret}` the secret of that name as it is. Escapes as in `\n`."""
+    """Text message, or a list of them, sent once connected. Takes placeholders."""
     split: Literal["message", "lines"] = "message"
-    """What a message holds: `message` is one record, `lines` is one or several that end with LF or CRLF.
-    Empty ones are keep-alives and are skipped. CSV is always taken as lines."""
+    """What a message holds: one record (`message`), or one or more `lines`, which end with LF or CRLF. Empty
+    ones are skipped. CSV is always read as lines."""
     ignore: tuple[dict[str, Scalar], ...] = ()
-    """Records that are no part of the feed, such as heartbeats: a list of JSON pointers and the values that
-    such a record has there, all of them: `[{/event: heartbeat}, {/type: ack}]`. Needs `format: json`."""
+    """Records to drop, such as heartbeats: a list of mappings of JSON pointers to values, such as `[{/event:
+    heartbeat}, {/type: ack}]`. A record must have all values of one entry. Needs `format: json`."""
 
     @field_validator("subscribe", mode="before", json_schema_input_type=str | list[str])
     @classmethod

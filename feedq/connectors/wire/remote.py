@@ -115,23 +115,23 @@ class RemoteOptions(ConnectorOptions):
     """Whether anything may follow host and port."""
 
     url: str
-    """Where the source is."""
+    """Address of the source."""
     connect_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 10.0
-    """Longest time for name resolution, connection and handshakes together."""
+    """Time limit for name resolution, connection and handshakes together."""
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
-    """A connection that sends nothing for this long is stalled and made anew; 0 is never."""
+    """After this long without data the feed is stalled and reconnects; 0 disables it."""
     verify: bool = True
-    """With TLS: check the source's certificate and its name."""
+    """TLS: verify the source's certificate and its name."""
     ca_file: str | None = None
-    """With TLS: PEM file on the worker with certificates to trust instead of the system's."""
+    """TLS: PEM file with certificates to trust instead of the system's."""
     cert_file: str | None = None
-    """With TLS: PEM file with the certificate that the worker shows."""
+    """TLS: PEM file with the client certificate."""
     key_file: str | None = None
-    """With TLS: PEM file with its private key, unless `cert_file` holds both."""
+    """TLS: PEM file with its unencrypted private key, unless `cert_file` holds both."""
     server_name: str | None = None
-    """With TLS: name to ask for (SNI) and that the certificate must bear, if it is not the host."""
+    """TLS: name to ask for (SNI) and to verify, if it is not the host."""
     buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 512 * 1024
-    """Received bytes that wait to be taken before reading pauses and the source has to wait."""
+    """Received bytes that may wait before reading pauses."""
 
     @field_validator("url")
     @classmethod

@@ -47,11 +47,9 @@ class RequestOptions(RemoteOptions):
     """In lower case: those that the protocol sets, and no feed may."""
 
     headers: dict[str, str] = Field({})
-    """Headers of the request, such as `Authorization: Bearer {token}`. `{name}`, `{cursor}` and `{secret}`
-    are filled in as they stand; one that holds `{cursor}` is left out as long as there is none."""
+    """Headers of the request, such as `Authorization: Bearer {token}`. Take placeholders."""
     initial_cursor: Annotated[str | int | None, Field(validate_default=True)] = None
-    """What stands for `{cursor}` as long as the feed has none. Without it, a parameter of the URL that holds
-    `{cursor}` is left out then, and so is a header; in messages it is `null`."""
+    """Value of `{cursor}` while the feed has no cursor."""
 
     @field_validator("url")
     @classmethod
