@@ -99,28 +99,26 @@ class SinkOptions(StrictModel):
     """A feed's ``sink``: which database, which table, and how a record becomes a row."""
 
     name: str = "default"
-    """Named sink database, see FEEDQ_SINKS__<NAME>."""
+    """Name of the sink: `default`, or that of a `FEEDQ_SINKS__<NAME>`."""
     table: Annotated[str, Field(min_length=1)]
     """Table, or schema.table."""
     columns: dict[str, str | ColumnRule] = Field({})
-    """Column to JSON pointer into the record (`""` is the whole record), to `$feed`, `$epoch`, `$cursor` or
-    `$received_at`, or to a rule with `pointer` or `value`, `missing`, `null` and `default`."""
+    """What fills each column: a JSON pointer into the record (`""` for all of it), `$feed`, `$epoch`,
+    `$cursor`, `$received_at`, or a rule."""
     flatten: Annotated[str | None, Field(min_length=1, max_length=8)] = None
-    """Fill every other column of the table that has no default by its name from the record, nested members
-    joined by this text: with `_`, `a_b` is `/a_b`, or else `/a/b`."""
+    """Fills the other columns by name, with nested members joined by this text: with `_`, `a_b` is `/a_b`, or
+    else `/a/b`."""
     key: tuple[str, ...] = ()
-    """Columns of a unique index: a row whose key is there already lands once."""
+    """Columns of a unique index; a record whose key is already in the table does not land again."""
     on_conflict: OnConflict = OnConflict.IGNORE
-    """What becomes of a row whose `key` is there already: `ignore` leaves the old one, `update` puts the new
-    one in its place."""
+    """For a record whose `key` is already there: `ignore` keeps the old row, `update` replaces it."""
     create: bool = False
-    """Make the table from `columns` and `key`, if it is not there. One without `columns` is made in any case."""
+    """Creates a missing table from `columns`, `types` and `key`. Without `columns` it is always created."""
     types: dict[str, ColumnType] = Field({})
-    """Types of the columns of a table that is made: text unless given, or that of `$epoch` and the like."""
+    """Types of the columns of a created table; `text` for others."""
 
     drift: Drift = Drift.IGNORE
-    """What to do about fields of the records, members of the object itself, that no column takes: `event` reports
-    them; `add` reports them and fills columns of their names, which `feedq feed drift` adds."""
+    """For fields that no column takes: `event` reports them, `add` also fills columns of their names."""
 
     @field_validator("table")
     @classmethod

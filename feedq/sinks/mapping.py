@@ -115,11 +115,11 @@ class ColumnRule(StrictModel):
     value: Any = None
     """A constant, instead of a pointer."""
     missing: Otherwise = Otherwise.NULL
-    """When the record has nothing there."""
+    """If the record has nothing there."""
     null: Otherwise = Otherwise.NULL
-    """When the record has a null there."""
+    """If the record has a null there."""
     default: Any = None
-    """What `default` stands for."""
+    """Value for `default`."""
 
     @model_validator(mode="after")
     def _check(self) -> ColumnRule:
