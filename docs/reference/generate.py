@@ -271,27 +271,39 @@ def command_sections() -> str:
     lines: list[str] = []
     for path, command in commands(main_command, "feedq"):
         lines += [f"## `{path}`", ""]
-        context = click.Context(command)
-        if arguments := [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]:
-            lines += [f"Arguments: `{' '.join(arguments)}`", ""]
         about, _, example = cleandoc(command.help or "").partition("\b\nExample:\n")
         lines += [_with_code(about.strip()), ""]
+        context = click.Context(command)
+        arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        names = {str(one.name) for one in options}
+        once = [f"`{one.opts[-1]}`" for one in options if _is_described_once(one) and one.name != "reason"]
+        takes = [f"`{' '.join(arguments)}`"] if arguments else []
+        if names >= _feed_options():
+            takes = ["feeds by name or [by option](#choosing-feeds)"]
+        if takes or once:
+            lines += [f"Takes {', '.join([*takes, *once])}.", ""]
+        own = [one for one in options if not _is_described_once(one)]
+        if names >= _feed_options():
+            own = [one for one in own if one.name not in _feed_options()]
+        lines += [*map(_option_line, own), ""] if own else []
         lines += ["```sh", *(line.strip() for line in example.strip().splitlines()), "```", ""]
-        options = [one for one in command.params if isinstance(one, click.Option) and one.name != "reason"]
-        if {one.name for one in options} >= _feed_options():
-            lines += ["Feeds are named or [chosen](#choosing-feeds).", ""]
-            options = [one for one in options if one.name not in _feed_options()]
-        if options:
-            lines += ["| option | default | meaning |", "|---|---|---|", *map(_option_row, options), ""]
     return "\n".join(lines).rstrip()
+
+
+def _is_described_once(option: click.Option) -> bool:
+    """Whether the head of the page describes the option for all commands that have it."""
+    return option.name in ("reason", "yes", "wait") or (option.name, option.help) == (
+        "timeout_s",
+        "With --wait: give up after this long.",
+    )
 
 
 def choosing_options() -> str:
     """The options by which feeds are chosen."""
     command = dict(commands(main_command, "feedq"))["feedq feed list"]
     chosen = [one for one in command.params if isinstance(one, click.Option) and one.name in _feed_options()]
-    rows = [f"| `{'`, `'.join(one.opts)}` | {_cell(one.help or '')} |" for one in chosen]
-    return "\n".join(["| option | meaning |", "|---|---|", *rows])
+    return "\n".join(map(_option_line, chosen))
 
 
 @cache
@@ -313,19 +325,19 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
         yield path, command
 
 
-def _option_row(option: click.Option) -> str:
+def _option_line(option: click.Option) -> str:
     default = option.to_info_dict()["default"]
+    said = ""
     if option.required:
-        said = "required"
-    elif isinstance(option.show_default, str):
-        said = option.show_default
-    elif option.is_flag or default in (None, ()):
-        said = ""
-    elif isinstance(option.type, Duration):
-        said = f"`{exact_duration(parse_duration(str(default)))}`"
-    else:
-        said = f"`{default}`"
-    return f"| `{'`, `'.join(option.opts)}` | {said} | {_cell(option.help or '')} |"
+        said = " Required."
+    elif isinstance(option.type, Duration) and default is not None:
+        said = f" Default: `{exact_duration(parse_duration(str(default)))}`."
+    elif not (option.is_flag or default in (None, ())):
+        said = f" Default: `{default}`."
+    meaning, _, named = (option.help or "").partition(" [default: ")
+    if named:
+        said = f" Default: {named.removesuffix(']')}."
+    return f"- `{'`, `'.join(option.opts)}`: {_with_code(meaning)}{said}"
 
 
 PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
@@ -481,8 +493,11 @@ def _option_default(field: FieldInfo) -> str:
 
 def _with_code(text: str) -> str:
     """Help, which a terminal shows as it is, with settings and options marked as code."""
-    code = r"(?<![`\w-])(?:FEEDQ_[A-Z_]+(?:<[A-Z]+>)?|--[a-z]+(?:-[a-z]+)*)"
-    return _visible(re.sub(code, r"`\g<0>`", text))
+    code = r"(?<![\w-])(?:FEEDQ_[A-Z_]+(?:<[A-Z]+>[A-Z_]*)?|--[a-z]+(?:-[a-z]+)*)"
+    parts = text.split("`")
+    return _visible(
+        "`".join(part if n % 2 else re.sub(code, r"`\g<0>`", part) for n, part in enumerate(parts))
+    )
 
 
 def _cell(text: str) -> str:

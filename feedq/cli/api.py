@@ -33,9 +33,9 @@ DAY_S = 86_400.0
 
 @options.command("api", short_help="The HTTP API, /api/v1.")
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, help="0 is a free one.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT_USUAL, help="Port; 0 picks a free one.")
 def serve(invocation: Invocation, *, host: str, port: int) -> None:
-    """Serve the HTTP API until it is stopped. Behind anything but this machine it belongs behind TLS.
+    """Serve the HTTP API. Put TLS in front of it unless only this machine uses it.
 
     \b
     Example:
@@ -105,15 +105,15 @@ def token() -> None:
     "--role",
     type=options.OneOf("feedq.core.roles:AccessRole"),
     required=True,
-    help="viewer looks; operator does what this command line does; admin also gives out tokens.",
+    help="viewer reads; operator also changes feeds and schedules; admin also manages tokens.",
 )
-@click.option("--tenant", help="Over this tenant's feeds, and nothing else. [default: over everything]")
-@click.option("--for", "lasts_s", type=options.Duration(), default="90d", help="How long it lasts.")
+@click.option("--tenant", help="Only for this tenant's feeds. [default: everything]")
+@click.option("--for", "lasts_s", type=options.Duration(), default="90d", help="How long it is valid.")
 @options.changes
 def add(
     invocation: Invocation, *, name: str, role: roles.AccessRole, tenant: str | None, lasts_s: float
 ) -> None:
-    """Make a token and print it. It is not kept, only its hash: nobody can print it again.
+    """Create a token and print it. Only its hash is stored, so it cannot be printed again.
 
     \b
     Example:
@@ -125,7 +125,7 @@ def add(
 
 @token.command("list")
 def list_(invocation: Invocation) -> None:
-    """All tokens by name, with their roles and ends.
+    """All tokens, with their roles and expiry.
 
     \b
     Example:
@@ -146,7 +146,7 @@ def list_(invocation: Invocation) -> None:
 @click.argument("names", nargs=-1, required=True)
 @options.changes
 def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
-    """End tokens at once.
+    """Revoke tokens at once.
 
     \b
     Example:
@@ -159,15 +159,15 @@ def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
 # -- verbs ---------------------------------------------------------------------------------------------
 
 
-@options.command("do", short_help="Any verb of the API by its name; without one, all there are.")
+@options.command("do", short_help="Call any verb of the API by name.")
 @click.argument("verb", required=False)
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 @options.changes
 def do_verb(invocation: Invocation, *, verb: str | None, assignments: Sequence[str]) -> None:
-    """Do what a verb does with these arguments, and print its answer as JSON. Nothing is asked before: a verb that
-    changes something says with dry_run=true what it would do.
+    """Call a verb of the API by name and print its answer as JSON. Without a name, list them all.
 
-    Arguments are those of the API (openapi.json has them), written as for `feedq feed set`.
+    It never asks for confirmation; verbs that change something take dry_run=true. Arguments are those in
+    openapi.json, written as for `feedq feed set`.
 
     \b
     Example:

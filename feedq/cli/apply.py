@@ -48,37 +48,35 @@ file_option = click.option(
     multiple=True,
     required=True,
     type=click.Path(exists=True, allow_dash=True),
-    help="A manifest, YAML or JSON, of one document or several; - is standard input, and of a directory all "
-    "are taken. May be repeated.",
+    help="A YAML or JSON manifest, a directory of them, or - for standard input. May be repeated.",
 )
 
 
-@options.command(short_help="Declare feeds and schedules from YAML or JSON; shows what changes.")
+@options.command(short_help="Declare feeds and schedules from YAML or JSON.")
 @file_option
 @click.option(
     "--prune",
     is_flag=True,
-    help="Also remove what is not declared: feeds, schedules, queues, each if a manifest has its key.",
+    help="Also remove feeds, schedules or queues that the manifests leave out, if they have that key.",
 )
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Let new feeds go on from the checkpoints that feeds of their names have left in their sinks.",
+    help="Let new feeds continue from checkpoints that feeds of the same name left in their sinks.",
 )
-@click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--tenant", help="With --prune: remove only feeds of this tenant.")
+@click.option("--dry-run", is_flag=True, help="Show what would change without changing it.")
 @options.yes
 @options.changes
 def apply(
     invocation: Invocation, *, files: Sequence[str], prune: bool, dry_run: bool, yes: bool, **how: Any
 ) -> None:
-    """Make feeds, schedules and queues as the manifests declare them.
+    """Create, change or remove feeds, schedules and queues to match manifests.
 
-    All are checked first; if one is wrong, every mistake is listed and nothing is applied. A feed that does not
-    say target_state keeps the one it has: what a person paused stays paused. So does every schedule.
-
-    A new feed begins where its source begins, or where its `resume` says. If its sink knows a feed of that name,
-    that is said, and --adopt goes on from there.
+    Nothing is applied if any of them has a mistake; every mistake is listed. Without `target_state`, a feed
+    that somebody paused stays paused, and so does a schedule. A new feed starts where its source starts, or
+    at its `resume`; to continue from a checkpoint that a feed of the same name left in the sink, use
+    --adopt.
 
     \b
     Example:
@@ -118,9 +116,9 @@ def apply(
 @options.command(short_help="Check manifests, without any server.")
 @file_option
 def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
-    """Check manifests: every mistake, with file and line. No server is asked.
+    """Check manifests without any server, and list every mistake with file and line.
 
-    Exit status: 0 all is right, 2 something is wrong.
+    Exit status: 0 no mistakes, 2 mistakes.
 
     \b
     Example:
@@ -132,12 +130,11 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
 
 
-@options.command(short_help="What manifests may say, as JSON Schema for editors.")
+@options.command(short_help="The JSON Schema of manifests, for editors.")
 def schema(invocation: Invocation) -> None:
-    """Print the JSON Schema of manifests, with the options of every connector that is installed, here or at the
-    server.
+    """Print the JSON Schema of manifests, including the options of every installed connector.
 
-    Editors check a manifest by it while it is written, and show what a key means.
+    Editors use it to check a manifest and explain its keys.
 
     \b
     Example:
@@ -244,26 +241,26 @@ def fail_if_not_made(found: declarations.Declared) -> None:
 # -- catalogs ------------------------------------------------------------------------------------------
 
 
-@options.command(short_help="Make feeds of catalogs as these say; shows what changes.")
+@options.command(short_help="Make feeds match their catalogs.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change without changing it.")
 @click.option(
     "--remove-up-to",
     type=click.IntRange(min=0),
     metavar="COUNT",
-    help="Let one catalog have so many feeds removed, however many that is of all it has.",
+    help="Allow the removal of up to this many feeds; for a single catalog.",
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Also take feeds that others declared under names that the catalog has, from another catalog too.",
+    help="Also take over feeds of the same names that people or other catalogs declared.",
 )
 def sync(invocation: Invocation, *, names: Sequence[str], remove_up_to: int | None, **how: bool) -> None:
-    """Make the feeds of catalogs as these say: of those that are named, or of all that are set up here.
+    """Make feeds match their catalogs: the ones named, or all that are set up.
 
-    A catalog is a list of feeds that lives elsewhere; FEEDQ_CATALOGS__<NAME>__KIND and the options of its kind
-    set it up. Only feeds that were made from a catalog are changed or removed with it. A catalog that has lost
-    unusually many of its feeds is refused. One that cannot be read changes nothing.
+    A catalog is a list of feeds kept elsewhere, set up with FEEDQ_CATALOGS__<NAME>__KIND and the options of
+    that kind. Only feeds created from a catalog are changed or removed with it. Nothing changes if a
+    catalog cannot be read or has lost unusually many feeds.
 
     \b
     Example:

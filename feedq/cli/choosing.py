@@ -34,21 +34,21 @@ _options = options.decorated(
         "labels",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Only feeds with this label; may be repeated.",
+        help="Only feeds with this label. May be repeated.",
     ),
-    click.option("--worker", help="Only the feeds that this worker holds."),
+    click.option("--worker", help="Only feeds on this worker."),
     click.option(
         "--status",
         "statuses",
         multiple=True,
         type=options.OneOf("feedq.core.model:Status"),
-        help="Only feeds of this status; may be repeated.",
+        help="Only feeds with this status. May be repeated.",
     ),
     click.option("--connector", help="Only feeds with this connector."),
-    click.option("--match", metavar="GLOB", help="Only feeds whose name is like this, such as 'acme/*'."),
-    click.option("--failing", is_flag=True, help="Only feeds in trouble, which somebody has to look at."),
-    click.option("--unmet", is_flag=True, help="Only feeds that are not as expected."),
-    click.option("--dead-letters", is_flag=True, help="Only feeds that have dead letters."),
+    click.option("--match", metavar="GLOB", help="Only feeds whose name matches, such as 'acme/*'."),
+    click.option("--failing", is_flag=True, help="Only feeds that need attention."),
+    click.option("--unmet", is_flag=True, help="Only feeds that fail an expectation."),
+    click.option("--dead-letters", is_flag=True, help="Only feeds with dead letters."),
 )
 
 

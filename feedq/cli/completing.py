@@ -65,10 +65,10 @@ def complete_names(command: click.Command, group: str) -> None:
             param.type = KnownName(kind)
 
 
-@options.command(short_help="What completes commands and options in bash, zsh or fish.")
+@options.command(short_help="Shell completion for bash, zsh or fish.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(invocation: Invocation, *, shell: str) -> None:
-    """Print the script that lets a shell complete commands and options.
+    """Print the completion script for a shell.
 
     \b
     Example:

@@ -26,7 +26,7 @@ CURSOR_WIDTH: Final = 40
 WAIT_S: Final = 86_400.0
 """A backfill may take a day."""
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would happen without doing it.")
 
 
 @options.command(short_help="Where a feed stands in its source: show, set, rewind.")
@@ -37,9 +37,9 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would ha
 )
 @click.argument("name")
 @click.argument("cursor", required=False)
-@click.option("--records", type=click.IntRange(min=1), metavar="NUMBER", help="Rewind by so many records.")
+@click.option("--records", type=click.IntRange(min=1), metavar="NUMBER", help="Rewind by this many records.")
 @click.option(
-    "--to", metavar="TIME", help="Rewind to this time, such as 2026-12-01T08:00Z, or so long ago: 90m."
+    "--to", metavar="TIME", help="Rewind to a time, such as 2026-12-01T08:00Z, or an age, such as 90m."
 )
 @click.option("--to-start", is_flag=True, help="Rewind to where the feed began.")
 @dry_run_option
@@ -49,11 +49,11 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would ha
 def cursor(
     invocation: Invocation, *, verb: str, name: str, cursor: str | None, to_start: bool, **asked: Any
 ) -> None:
-    """Where a feed stands in its source, and how to have it go on from elsewhere, while it runs.
+    """Show or change where a feed stands in its source, also while it runs.
 
-    show prints the cursor in the sink, which the feed goes on from. set has it go on after this CURSOR: JSON,
-    or else a text. rewind goes back: to where the feed began or, if the connector's cursors allow it, by
-    records or to a time. Records that the source sends again land a second time, unless the sink has a `key`.
+    `show` prints the cursor in the sink. `set` continues after CURSOR, which is JSON or text. `rewind` goes back
+    to the beginning or, if the connector supports it, by records or to a time. Records that the source
+    sends again land twice unless the sink has a `key`.
 
     \b
     Example:
@@ -121,28 +121,27 @@ def _shown(cursor: model.JSON) -> str:
 @options.command(short_help="Import again from one cursor to another, beside the live stream.")
 @options.has_verbs(begin="name begin end rows_per_s key dry_run wait timeout_s", show="name", cancel="name")
 @click.argument("name", required=False)
-@click.option("--from", "begin", metavar="CURSOR", help="Begin after this cursor, or time.")
+@click.option("--from", "begin", metavar="CURSOR", help="Start after this cursor or time.")
 @click.option(
-    "--to", "end", metavar="CURSOR", help="Nothing after this one; where the feed stands, unless given."
+    "--to", "end", metavar="CURSOR", help="Stop after this cursor. [default: where the feed stands]"
 )
 @click.option(
     "--rows-per-s",
     type=click.FloatRange(min=0.001),
-    help="At most so many records a second, instead of 10,000.",
+    help="Rate limit. [default: 10,000 records a second]",
 )
-@click.option("--key", metavar="TEXT", help="Asked again with the same key, nothing is begun again.")
+@click.option("--key", metavar="TEXT", help="Idempotency key: the same key starts nothing twice.")
 @dry_run_option
 @options.waits(WAIT_S)
 @options.changes
 def backfill(
     invocation: Invocation, *, verb: str, name: str | None, wait: bool, timeout_s: float, **asked: Any
 ) -> None:
-    """Land the records from one cursor to another again, beside the live stream, which goes on.
+    """Import the records between two cursors again, while the live stream continues.
 
-    A backfill has a lease and a checkpoint of its own, and lands into the same table by `key`: what is there
-    already stays, or is put right with `on_conflict: update`. Cursors are JSON, or else a text, or a time
-    where the connector's cursors tell it. show has all that are under way, or that of one feed, or how its
-    last one ended. cancel ends one; what it has landed stays.
+    A backfill has its own lease and checkpoint, and lands in the same table by `key`: existing rows stay,
+    or are updated with `on_conflict: update`. A cursor is JSON, text or, if the connector supports it, a
+    time. `show` lists running backfills, or one feed's latest. `cancel` keeps what has landed.
 
     \b
     Example:

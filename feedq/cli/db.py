@@ -37,11 +37,9 @@ def db() -> None:
 
 
 @db.command()
-@click.option(
-    "--check", is_flag=True, help="Only say which migrations are pending; exit status 1 if any are."
-)
+@click.option("--check", is_flag=True, help="Only list pending migrations; exit status 1 if there are any.")
 def upgrade(invocation: Invocation, *, check: bool) -> None:
-    """Bring the database to this release. Safe to run again, and from several places at once.
+    """Migrate the control database to this release. Safe to repeat, even concurrently.
 
     \b
     Example:
@@ -64,15 +62,15 @@ def upgrade(invocation: Invocation, *, check: bool) -> None:
 
 @db.command()
 @click.option(
-    "--apply", "apply_", is_flag=True, help="Make the roles and give them their rights, as one transaction."
+    "--apply", "apply_", is_flag=True, help="Create the roles and grant their rights, in one transaction."
 )
 def grants(invocation: Invocation, *, apply_: bool) -> None:
-    """Print the SQL that makes a role for each kind of process, each with as few rights as it needs.
+    """Print the SQL that creates a database role with minimal rights for each kind of process.
 
-    FEEDQ_DATABASE_URL must be that of a superuser, or of a role with CREATEROLE that owns the database; it is
-    asked what there is, and changed with --apply only. Sinks in the control database are included, others in
-    PostgreSQL are printed, for whoever owns them. Safe to run again, also over a running fleet. Passwords come
-    from FEEDQ_ROLE_PASSWORDS__<ROLE>, of migration, worker, beat, flower, operator, reader and sink_<name>.
+    Connect as a superuser, or as the database's owner with CREATEROLE. Nothing changes without --apply, and
+    running it again is safe. For sinks in other PostgreSQL databases it prints what their owner has to run.
+    Passwords come from FEEDQ_ROLE_PASSWORDS__<ROLE>: migration, worker, beat, flower, operator, reader and
+    sink_<name>.
 
     \b
     Example:

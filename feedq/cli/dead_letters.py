@@ -23,7 +23,7 @@ TEXT_WIDTH = 60
 @options.has_verbs(list="name ids limit", replay="name ids all", drop="name ids all yes")
 @click.argument("name")
 @click.argument("ids", nargs=-1, type=click.IntRange(1, 2**63 - 1), metavar="[ID]...")
-@click.option("--all", is_flag=True, help="All of the feed's, instead of naming each.")
+@click.option("--all", is_flag=True, help="All records, instead of single IDs.")
 @options.limit(50)
 @options.yes
 @options.changes
@@ -32,11 +32,9 @@ def dead_letters(
 ) -> None:
     """Records that the database refused, kept in the feed's sink with the reason.
 
-    list shows those of a feed, newest first, or those with these ids, whole; `feedq feed list --dead-letters` has
-    the feeds that have some. replay lands them after all, once the table or the
-    feed was mended: each as the feed is declared now, in the transaction that takes it from the dead letters.
-    What is refused again stays there, with the new reason; with --all, what is refused meanwhile is left for
-    the next time. drop deletes them for good.
+    `list` shows them, newest first; those given by ID in full. `replay` tries them again, with the feed as it
+    is declared now, once you have fixed the table or the feed; what is refused again stays. `drop` deletes
+    them for good. `feedq feed list --dead-letters` finds feeds that have some.
 
     \b
     Example:

@@ -42,12 +42,11 @@ HEAD = "# What you save is checked and shown before anything changes. An unchang
 @options.yes
 @options.changes
 def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool) -> None:
-    """Set keys of feeds as in a manifest and keep the rest; feeds start anew with them, where they left off.
+    """Change keys of feeds, as in a manifest, and keep the rest. The feeds restart where they left off.
 
-    Behind the names stands KEY=VALUE, as often as need be. Dots lead into mappings. Values that begin with a
-    brace, a bracket or a quote are YAML; a plain word or number means what it means there, and other text is
-    itself. KEY= takes a key out, so that it has its default. All feeds are checked first: if one would be
-    wrong, none is changed.
+    KEY=VALUE follows the names; dots lead into mappings. A value is a plain word, a number, or YAML in
+    braces, brackets or quotes; `KEY=` restores the default. If the change is wrong for one feed, none is
+    changed.
 
     \b
     Example:
@@ -88,7 +87,7 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
 @click.argument("name")
 @options.changes
 def edit_feed(invocation: Invocation, *, name: str) -> None:
-    """Edit a feed as it stands in a manifest, in $EDITOR; it starts anew with that, where it left off.
+    """Edit a feed's declaration in $EDITOR. The feed then restarts where it left off.
 
     \b
     Example:
@@ -114,9 +113,9 @@ def _undeclared(invocation: Invocation, name: str) -> NotFound:
 @click.argument("names", nargs=-1, metavar="[NAME]... KEY=VALUE...")
 @options.changes
 def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
-    """Set keys of schedules as in a manifest and keep the rest. It holds for ticks to come; runs stay as they are.
+    """Change keys of schedules, as in a manifest, and keep the rest. Existing runs are not affected.
 
-    Keys and values are written as for `feedq feed set`. Another kind of timing takes the place of the one before.
+    Keys and values are written as for `feedq feed set`. A new kind of timing replaces the old one.
 
     \b
     Example:
@@ -139,7 +138,7 @@ def set_schedules(invocation: Invocation, *, names: Sequence[str]) -> None:
 @click.argument("name")
 @options.changes
 def edit_schedule(invocation: Invocation, *, name: str) -> None:
-    """Edit a schedule as it stands in a manifest, in $EDITOR. It holds for ticks to come; runs stay as they are.
+    """Edit a schedule's declaration in $EDITOR. Existing runs are not affected.
 
     \b
     Example:
@@ -260,13 +259,14 @@ def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
 @click.option(
     "--with-cursors",
     is_flag=True,
-    help="Also where each feed stands in its sink, so that it goes on from there where it is applied as new.",
+    help="Include each feed's cursor, so that it continues there when it is applied elsewhere.",
 )
 def export(invocation: Invocation, *, select: selection.Selection, with_cursors: bool) -> None:
-    """Print what is declared as a manifest that `feedq apply` takes: everything, what has one of these names,
-    or the feeds that are chosen otherwise.
+    """Print feeds, schedules and queues as a manifest for `feedq apply`: all of them, those named, or the
+    chosen feeds.
 
-    With cursors, pause the feeds before: what they land afterwards would land elsewhere again.
+    Pause the feeds before you export their cursors: what they import afterwards would be imported again
+    elsewhere.
 
     \b
     Example:

@@ -68,13 +68,13 @@ for _command in (set_feeds, edit_feed, dead_letters, cursor, backfill):
     "order",
     type=options.OneOf("feedq.core.selection:SelectionOrder"),
     default="name",
-    help="What the first of them have most of; age is that of the last record.",
+    help="Order; age is that of the last record.",
 )
-@options.limit(None, "Only the first so many.")
+@options.limit(None, "Show only the first so many.")
 def list_(
     invocation: Invocation, *, select: selection.Selection, order: selection.SelectionOrder, limit: int | None
 ) -> None:
-    """Feeds by name, with their status and progress: all, or those that are chosen.
+    """Feeds with their status and progress: all, or those chosen.
 
     \b
     Example:
@@ -92,7 +92,7 @@ def list_(
 @feed.command()
 @click.argument("name")
 def show(invocation: Invocation, *, name: str) -> None:
-    """Everything about one feed: status, why it does not stream, progress, last error, declaration.
+    """Everything about one feed: status and reason, progress, last error, declaration.
 
     \b
     Example:
@@ -113,15 +113,14 @@ def show(invocation: Invocation, *, name: str) -> None:
     "--limit",
     type=click.IntRange(1, LIMIT_MAX),
     default=LIMIT_MAX,
-    help="End after so many records.",
+    help="Stop after this many records.",
 )
 @options.changes
 def tap(invocation: Invocation, *, name: str, limit: int) -> None:
-    """Records of a running feed as they land, without another connection to its source, for ten minutes or until
-    Ctrl-C.
+    """Show a running feed's records as they land, for ten minutes or until Ctrl-C.
 
-    At most twenty a second are shown, each of at most 2,048 bytes, with secrets masked; it says how many were left
-    out. The feed does not wait for whoever looks, and history says who did. With --json, one document a line.
+    There is no second connection to the source, and the feed does not wait for you. It shows at most twenty
+    records a second, 2,048 bytes each, with secrets masked. History records who looked.
 
     \b
     Example:
@@ -154,7 +153,7 @@ _acts = options.decorated(chooses_feeds, options.yes, options.waits(), options.c
 @feed.command()
 @_acts
 def pause(invocation: Invocation, **asked: Any) -> None:
-    """Stop feeds, and keep them stopped until they are resumed.
+    """Stop feeds until they are resumed.
 
     \b
     Example:
@@ -167,7 +166,7 @@ def pause(invocation: Invocation, **asked: Any) -> None:
 @feed.command()
 @_acts
 def resume(invocation: Invocation, **asked: Any) -> None:
-    """Let paused feeds run again, from where they left off.
+    """Let paused feeds continue where they left off.
 
     \b
     Example:
@@ -180,7 +179,7 @@ def resume(invocation: Invocation, **asked: Any) -> None:
 @feed.command()
 @_acts
 def restart(invocation: Invocation, **asked: Any) -> None:
-    """Stop feeds and start them anew, from where they left off; failures are forgotten.
+    """Restart feeds where they left off, and forget their failures.
 
     \b
     Example:
@@ -191,15 +190,13 @@ def restart(invocation: Invocation, **asked: Any) -> None:
 
 
 @feed.command()
-@click.option(
-    "--to", "target", metavar="WORKER", help="The worker that gets them. [default: those with room]"
-)
+@click.option("--to", "target", metavar="WORKER", help="Target worker. [default: any with room]")
 @_acts
 def move(invocation: Invocation, **asked: Any) -> None:
-    """Move feeds to other workers, where they go on from where they left off.
+    """Move feeds to other workers, where they continue where they left off.
 
-    Not for good: when workers join or leave, the load is evened out anew. To tie a feed to workers, give these a
-    label and let the feed require it.
+    Later rebalancing may move them again. To tie a feed to certain workers, let it require a label that
+    they have.
 
     \b
     Example:
@@ -212,10 +209,10 @@ def move(invocation: Invocation, **asked: Any) -> None:
 @feed.command()
 @_acts
 def remove(invocation: Invocation, **asked: Any) -> None:
-    """Stop feeds and forget them. What they imported stays, and so does their checkpoint in the sink.
+    """Stop feeds and delete their declarations. Imported rows and the checkpoint in the sink stay.
 
-    A feed that is declared again under its name is another one, and begins where its source begins. To go on where
-    this one ends, declare it with `feedq apply --adopt`.
+    A feed declared again under the same name starts where its source starts; `feedq apply --adopt`
+    continues from the checkpoint instead.
 
     \b
     Example:
@@ -268,18 +265,15 @@ def _warning(action: feeds.FeedAction) -> str:
 
 @feed.command()
 @click.argument("name")
-@click.option(
-    "--number", type=click.IntRange(min=1), help="Which checkpoint, if there are several of that name."
-)
-@click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
+@click.option("--number", type=click.IntRange(min=1), help="Which checkpoint, if several have this name.")
+@click.option("--force", is_flag=True, help="Even if the feed has already landed records of its own.")
 @options.yes
 @options.changes
 def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None:
-    """Go on from the checkpoint that another feed of this name has left in its sink.
+    """Continue from the checkpoint that another feed of this name left in its sink.
 
-    For a feed that was removed and declared again, and for feeds declared anew after the control database was
-    lost: nothing is taken over by itself. Whoever had the checkpoint has it no more, and cannot write to it. The
-    feed starts anew.
+    For a feed that was removed and declared again, or declared anew after the control database was lost.
+    The feed restarts, and the previous owner of the checkpoint can no longer write to it.
 
     \b
     Example:
@@ -295,14 +289,13 @@ def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None
 
 @feed.command()
 @click.argument("name")
-@click.option("--apply", "must_apply", is_flag=True, help="Add the columns; needs `drift: add`.")
+@click.option("--apply", "must_apply", is_flag=True, help="Add the columns; requires `drift: add`.")
 @options.yes
 @options.changes
 def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> None:
-    """Fields of the records that no column takes, as workers have found them, and the statements that add columns
-    for them.
+    """Show fields of the records that no column takes, and the statements that would add columns.
 
-    Workers look for them when `sink.drift` of the feed is not `ignore`. A column that is there fills within ten
+    Workers look for such fields unless the feed's `sink.drift` is `ignore`. New columns fill within ten
     seconds.
 
     \b
@@ -334,7 +327,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     "--file",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the feed from this manifest instead of the control database.",
+    help="Read the feed from this manifest, not from the control database.",
 )
 @click.option(
     "--records",
@@ -346,26 +339,26 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     "timeout_s",
     type=options.Duration(most_s=3_600),
     default="10s",
-    help="How long to wait for the connection and the records.",
+    help="How long to wait for the records.",
 )
 @click.option(
     "--cursor",
     type=read_cursor,
     metavar="TEXT",
-    help="Begin after this cursor instead of where the source begins.",
+    help="Start after this cursor.",
 )
 @click.option(
     "--infer",
     is_flag=True,
-    help="Propose columns, types and how to cut records up, from the first of them, as a manifest.",
+    help="Propose columns, types and framing from the first records, as a manifest.",
 )
 def feed_test(
     invocation: Invocation, *, name: str, path: Path | None, records: int | None, infer: bool, **asked: Any
 ) -> None:
-    """Connect, show the first records and how they would land; import nothing.
+    """Connect to the source and show how its first records would land. Nothing is imported.
 
-    It runs here and not on a worker: secrets, network and installed connectors are those of this machine. The
-    feed need not be declared yet (-f), and may be running meanwhile.
+    It runs on this machine, with its secrets, network and connectors. The feed may be running, or not
+    declared yet (-f).
 
     \b
     Example:

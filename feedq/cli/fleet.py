@@ -48,13 +48,11 @@ SINCE_S = 300.0
 
 
 @options.command(short_help="The fleet at a glance, and what is wrong with it.")
-@click.option("--problems", is_flag=True, help="Instead, everything that needs a look, worst first.")
+@click.option("--problems", is_flag=True, help="Show everything that needs attention, worst first.")
 def status(invocation: Invocation, *, problems: bool) -> None:
-    """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
-    reconcile, and warnings.
+    """The fleet at a glance: feeds by status, workers and their load, schedules, beats and warnings.
 
-    With --problems: feeds one by one, workers, sinks, schedules, beat and reconcile, each with why, since when
-    where that is known, and what to do.
+    With --problems: everything that needs attention, with the reason, since when, and what to do.
 
     \b
     Example:
@@ -121,13 +119,13 @@ def by_status(numbers: fleet_checks.Overview) -> str:
 # -- doctor ------------------------------------------------------------------------------------------
 
 
-@options.command(short_help="Check database, broker, sinks, workers and limits; say what to mend.")
-@click.option("--alerts", is_flag=True, help="Also send a message to each alert target that is set up here.")
+@options.command(short_help="Check database, broker, sinks, workers and limits, and say what to fix.")
+@click.option("--alerts", is_flag=True, help="Also send a test message to each alert target.")
 def doctor(invocation: Invocation, *, alerts: bool) -> None:
-    """Check everything that feedq stands on, from this machine and with its settings, or from the server's.
+    """Check everything feedq depends on, with the settings of this machine or of the server.
 
-    One line a check: ok, warn, FAIL, or not checked where nobody could look; and below it what to mend, or to
-    do so that it can be checked. Exit status 1 when a check fails; nothing else counts.
+    Each check is ok, warn, FAIL or "not checked", followed by what to fix. The exit status is 1 if one
+    fails.
 
     \b
     Example:
@@ -160,12 +158,12 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
 # -- events ------------------------------------------------------------------------------------------
 
 
-@options.command(short_help="What happened to feeds, workers and schedules; --follow goes on.")
+@options.command(short_help="History of feeds, workers and schedules.")
 @click.option(
     "--since",
     "since_s",
     type=options.Duration(),
-    help="How far back, such as 90s or 2h. [default: 5m; with --feed, as far as it is kept]",
+    help="How far back, such as 90s or 2h. [default: 5m; with --feed, everything]",
 )
 @click.option("--feed", metavar="NAME", help="Only events of this feed.")
 @click.option(
@@ -176,14 +174,12 @@ def doctor(invocation: Invocation, *, alerts: bool) -> None:
     help="Only events of this kind; may be repeated.",
 )
 @click.option("--tenant", help="Only events of this tenant's feeds.")
-@options.limit(1_000, "The newest so many.")
-@click.option("--follow", "follow_on", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@options.limit(1_000, "At most this many, the newest.")
+@click.option("--follow", "follow_on", is_flag=True, help="Keep printing new events until Ctrl-C.")
 def events(
     invocation: Invocation, *, since_s: float | None, limit: int, follow_on: bool, **which: Any
 ) -> None:
-    """The history of everything, oldest first: who got which feed, what failed, what people changed.
-
-    With --json and --follow, one document a line.
+    """History, oldest first: who got which feed, what failed, what people changed.
 
     \b
     Example:
@@ -245,9 +241,9 @@ def worker() -> None:
 
 
 @worker.command("list")
-@click.option("--all", "gone", is_flag=True, help="Also the sessions that have ended.")
+@click.option("--all", "gone", is_flag=True, help="Include sessions that have ended.")
 def list_(invocation: Invocation, *, gone: bool) -> None:
-    """All workers by name, with what they hold and whether they serve.
+    """All workers, with what they hold and whether they take feeds.
 
     \b
     Example:
@@ -263,8 +259,8 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 @worker.command()
 @click.argument("name")
 def show(invocation: Invocation, *, name: str) -> None:
-    """One worker with its feeds. NAME is its name, the part before the @, its id, or the first eight or more
-    characters of its id.
+    """One worker with its feeds. NAME may also be the part before the @, or the start of its id (eight
+    characters).
 
     \b
     Example:
@@ -280,7 +276,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 @click.argument("name")
 @options.changes
 def cordon(invocation: Invocation, *, name: str) -> None:
-    """Give a worker no more feeds. It keeps those that it has.
+    """Give a worker no new feeds. It keeps those it has.
 
     \b
     Example:
@@ -294,7 +290,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
 @click.argument("name")
 @options.changes
 def uncordon(invocation: Invocation, *, name: str) -> None:
-    """Let a worker that was cordoned or drained serve again.
+    """Put a cordoned or drained worker back into service.
 
     \b
     Example:
@@ -309,10 +305,10 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
 @options.waits()
 @options.changes
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
-    """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
+    """Move a worker's feeds to others as they have room, and give it no new ones.
 
-    Feeds that have no other place stay and go on streaming. The process goes on until it is stopped; uncordon
-    lets it serve again.
+    Feeds that fit nowhere else keep running. The process itself keeps running, too; `uncordon` puts it back
+    into service.
 
     \b
     Example:
@@ -347,7 +343,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
 @options.command(short_help="The installed connectors and their options.")
 @click.argument("name", required=False)
 def connectors(invocation: Invocation, *, name: str | None) -> None:
-    """The connectors that are installed, here or at the server, and their options; with --json as JSON schema.
+    """The installed connectors and their options; with --json, their JSON Schema.
 
     \b
     Example:

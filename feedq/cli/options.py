@@ -98,7 +98,7 @@ SHARED: Final = (
         type=click.Choice([Form.WIDE.value, Form.NAME.value]),
         expose_value=False,
         callback=_remember_form,
-        help="Print lists so: wide has more columns, name only names.",
+        help="Format of lists: wide adds columns, name prints names only.",
     ),
     click.Option(
         ["--server"],
@@ -106,7 +106,7 @@ SHARED: Final = (
         metavar="URL",
         expose_value=False,
         callback=_remember_server,
-        help="Ask this API in the place of the database, with the token in FEEDQ_TOKEN or the file "
+        help="Use this API instead of the database, with the token in FEEDQ_TOKEN or in the file "
         "FEEDQ_TOKEN_FILE.",
     ),
 )
@@ -161,7 +161,7 @@ def _remember_reason(_: click.Context, __: click.Parameter, value: str | None) -
 
 
 changes: Decorator = click.option(
-    "--reason", expose_value=False, callback=_remember_reason, help="Why; history and pages show it."
+    "--reason", expose_value=False, callback=_remember_reason, help="Why; kept in history."
 )
 """Of a command that changes something: history has the reason beside who asked, and from where."""
 
@@ -180,7 +180,7 @@ def decorated(*options: Decorator) -> Decorator:
 def waits(default_s: float = 30.0) -> Decorator:
     """Makes ``--wait`` and ``--timeout``."""
     return decorated(
-        click.option("--wait", is_flag=True, help="Return only once it has happened."),
+        click.option("--wait", is_flag=True, help="Wait until it is done."),
         click.option(
             "--timeout",
             "timeout_s",

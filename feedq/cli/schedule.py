@@ -52,17 +52,16 @@ for _command in (set_schedules, edit_schedule):
 
 
 @schedule.command("list", short_help="All schedules, their next tick and their last run.")
-@click.option("--prefix", help="Only those whose name begins so.")
+@click.option("--prefix", help="Only schedules whose name starts like this.")
 @click.option(
-    "--state", type=options.OneOf("feedq.core.schedule.model:ScheduleState"), help="Only those in this state."
+    "--state",
+    type=options.OneOf("feedq.core.schedule.model:ScheduleState"),
+    help="Only schedules in this state.",
 )
 @options.limit(1_000, "How many.")
-@click.option("--queues", is_flag=True, help="Instead, the job queues with their limits and depths.")
+@click.option("--queues", is_flag=True, help="Show job queues instead, with limits and depths.")
 def list_(invocation: Invocation, *, prefix: str | None, limit: int, queues: bool, **which: Any) -> None:
-    """Schedules by name: when they fire next, and what became of the last run.
-
-    With --queues: the job queues that have limits, or runs that wait or run. Limits stand in a manifest, under
-    `queues`.
+    """Schedules with their next tick and last run; with --queues, job queues and their limits.
 
     \b
     Example:
@@ -82,7 +81,7 @@ def list_(invocation: Invocation, *, prefix: str | None, limit: int, queues: boo
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
 @click.argument("name")
 def show(invocation: Invocation, *, name: str) -> None:
-    """Everything about one schedule: declaration, where it stands, runs by state, and the last of them.
+    """Everything about one schedule: declaration, state, runs by state, latest runs.
 
     \b
     Example:
@@ -98,12 +97,12 @@ def show(invocation: Invocation, *, name: str) -> None:
 @schedule.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
 @click.argument("names", nargs=-1, metavar="[NAME] [KEY=VALUE]...")
 @click.option("--count", type=click.IntRange(1, 1_000), default=20, help="How many.")
-@click.option("--from", "since", metavar="TIME", help="Those from this time on. [default: now]")
+@click.option("--from", "since", metavar="TIME", help="Ticks from this time on. [default: now]")
 def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: str | None) -> None:
-    """The next ticks of a schedule: in UTC and on the clock of its zone.
+    """Show the next ticks of a schedule, in UTC and in its zone.
 
-    With KEY=VALUE, as for `feedq schedule set`, those that it would have; without a name, those of a timing to
-    try. Nothing is fired.
+    With KEY=VALUE, as for `feedq schedule set`, it shows the ticks that the schedule would have; without a
+    name, those of a timing you want to try. Nothing is fired.
 
     \b
     Example:
@@ -163,11 +162,10 @@ def _utc(at: datetime) -> str:
 )
 @options.limit(50)
 def runs(invocation: Invocation, *, name: str | None, limit: int, **which: Any) -> None:
-    """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
+    """The runs of one schedule or of all, newest first, each with its worker, timing and outcome.
 
-    RUN, the name of a schedule and the KEY of a run, is the correlation id, which stands in every log line of the
-    job. DUE is how long ago it fell due, LAG how much later it began. A row that stands for many ticks missed in
-    a row says how many.
+    RUN (NAME/KEY) is the correlation id in every log line of the job. DUE says how long ago the run was due, LAG
+    how late it started. Consecutive missed ticks share a row, which says how many there were.
 
     \b
     Example:
@@ -183,12 +181,10 @@ def runs(invocation: Invocation, *, name: str | None, limit: int, **which: Any) 
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option(
-    "--until", metavar="TIME", help="Resume by itself then, in the schedule's zone, or so long from now: 2h."
-)
+@click.option("--until", metavar="TIME", help="Resume automatically at this time, or after this long (2h).")
 @options.changes
 def pause(invocation: Invocation, *, names: Sequence[str], until: str | None) -> None:
-    """Fire no more ticks, until the schedules are resumed. Runs that there are go on.
+    """Fire no more ticks until the schedules are resumed. Existing runs continue.
 
     \b
     Example:
@@ -201,9 +197,9 @@ def pause(invocation: Invocation, *, names: Sequence[str], until: str | None) ->
 @click.argument("names", nargs=-1, required=True)
 @options.changes
 def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
-    """Let paused schedules fire again; failures in a row are forgotten.
+    """Let paused schedules fire again, and forget their failures.
 
-    What becomes of the ticks of the pause, the schedule's own `resume` says.
+    The schedule's own `resume` says what happens to the ticks it missed.
 
     \b
     Example:
@@ -229,7 +225,7 @@ def _act(
 @options.yes
 @options.changes
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
-    """Forget schedules and cancel what waits of them. A run under way may end; history stays for a while.
+    """Delete schedules and cancel their waiting runs. Running jobs may finish; history stays for a while.
 
     \b
     Example:
@@ -248,11 +244,11 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     "--run",
     "run_id",
     type=click.IntRange(1, 2**63 - 1),
-    help="One run, by the id that `feedq schedule runs` shows.",
+    help="A single run, by the id in `feedq schedule runs`.",
 )
 @options.changes
 def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> None:
-    """Cancel the waiting runs of a schedule, or one run; a job under way is told, and has to obey.
+    """Cancel the waiting runs of a schedule, or one run. A running job is asked to stop.
 
     \b
     Example:
@@ -276,7 +272,7 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
 @schedule.command(short_help="Run a schedule's job now, and wait for it if need be.")
 @click.argument("name")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--key", help="Triggered again with the same key, no other run is made: it shows that of then.")
+@click.option("--key", help="Idempotency key: the same key returns the run that exists.")
 @options.waits(WAIT_S)
 @options.changes
 def trigger(
@@ -288,10 +284,10 @@ def trigger(
     timeout_s: float,
     **asked: Any,
 ) -> None:
-    """Run a schedule's job now, whatever its timing, even while it is paused; under its overlap policy.
+    """Run a schedule's job now, even while it is paused, under its overlap policy.
 
-    args=… and kwargs.KEY=… stand in for the arguments that are declared, for this run. With --wait it returns once
-    the run has ended, with exit status 1 unless it has succeeded.
+    args=… and kwargs.KEY=… replace declared arguments for this run. With --wait, the exit status is 1
+    unless the run succeeds.
 
     \b
     Example:
@@ -333,14 +329,12 @@ def _ended(invocation: Invocation, run: schedule_model.Run, *, timeout_s: float)
 
 @schedule.command()
 @click.argument("name")
-@click.option(
-    "--from", "begin", required=True, metavar="TIME", help="The first time whose tick is one of them."
-)
-@click.option("--to", "end", required=True, metavar="TIME", help="All ticks are before this time.")
+@click.option("--from", "begin", required=True, metavar="TIME", help="First tick at or after this time.")
+@click.option("--to", "end", required=True, metavar="TIME", help="Last tick before this time.")
 @options.yes
 @options.changes
 def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bool) -> None:
-    """Run the ticks of a time in the past, one after another. A tick that has a run gets no other.
+    """Run the ticks of a past period, one after another. Ticks that already have a run are skipped.
 
     Times without an offset are in the schedule's zone.
 

@@ -51,14 +51,13 @@ class Frame:
     "interval_s",
     type=options.Duration(least_s=0.1, most_s=3_600),
     default="1s",
-    help="Time between two looks.",
+    help="Time between updates.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many updates.")
 def top(invocation: Invocation, *, select: selection.Selection, interval_s: float, count: int | None) -> None:
-    """Feeds with their rates, workers with their load, and how many runs wait and run, live.
+    """Live rates of feeds, load of workers, and waiting and running jobs.
 
-    Troubled feeds come first, then the busiest; of all, or of those that are chosen. Without a terminal it prints
-    a line every interval.
+    Feeds in trouble come first, then the busiest. Without a terminal it prints one line per interval.
 
     \b
     Example:

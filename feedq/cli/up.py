@@ -48,28 +48,25 @@ data_dir_option = click.option(
     "--capacity",
     type=click.IntRange(1, 100_000),
     default=500,
-    help="Feeds that each worker may hold.",
+    help="Feeds per worker.",
 )
 @data_dir_option
 @click.option(
     "--port-base",
     type=click.IntRange(1024, 65_000),
-    help="PostgreSQL listens on this port, Valkey, Flower, the demo source and the API on the next four. "
-    "Without it: the ports of last time, or free ones.",
+    help="Port of PostgreSQL; Valkey, Flower, the demo source and the API use the next four. "
+    "[default: the ports of last time, or free ones]",
 )
-@click.option(
-    "--demo", "with_demo", is_flag=True, help="Also replay AIS messages as a dozen feeds; show them live."
-)
+@click.option("--demo", "with_demo", is_flag=True, help="Also replay recorded AIS messages as a dozen feeds.")
 def up(
     invocation: Invocation, *, data_dir: Path, port_base: int | None, with_demo: bool, **sizes: int
 ) -> None:
     """Run everything on this machine: PostgreSQL, Valkey, workers, beats, the API and Flower.
 
-    The servers come from the wheels of feedq[embedded], else from the system; they listen on 127.0.0.1 only.
-    FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place; from FEEDQ_METRICS_PORT the workers
-    count upwards, from FEEDQ_BEAT_METRICS_PORT the beats. What dies is started again. Ctrl-C
-    drains and stops everything, a second one at once; nothing outlives this command, however it ends. The
-    link to Flower holds its login. With --json it prints one object a line.
+    The servers come from feedq[embedded], or else from the system, and listen on 127.0.0.1 only. If
+    FEEDQ_DATABASE_URL or FEEDQ_BROKER_URL is set, that server is used instead. Workers take their metrics ports
+    from FEEDQ_METRICS_PORT upwards, beats from FEEDQ_BEAT_METRICS_PORT. Processes that die are restarted. Ctrl-C
+    drains and stops everything; a second Ctrl-C stops at once. The link to Flower includes its login.
 
     \b
     Example:
