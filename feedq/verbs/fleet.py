@@ -104,7 +104,7 @@ def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, li
     checks = [
         *fleet_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s),
         *feed_checks(troubles, numbers, now=state.now, explained=explained),
-        *placing_checks(store.listing.placing(each=NAMED_MAX), workers, rules),
+        *placing_checks(store.listing.placing(each=NAMED_MAX), workers),
         *job_checks(jobs),
         *(check_tasks(store.scheduled_tasks()) if jobs.active else ()),
     ]

@@ -44,8 +44,7 @@ def names(document: Any) -> list[str]:
 # -- problems ----------------------------------------------------------------------------------------
 
 OF_A_MACHINE = re.compile(
-    "database|migrations|clock|connections|notifications|session locks|messages|alerts|open files"
-    "|broker.*|sink .*|.* on .*|inside .*"
+    "database|migrations|connections|notifications|session locks|messages|alerts|broker.*|sink .*|.* on .*"
 )
 """Checks of the doctor that try something from where it runs."""
 

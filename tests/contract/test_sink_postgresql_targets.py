@@ -269,6 +269,11 @@ def test_doctor_says_the_same_before_the_feed_runs(
     uses = [SinkUse("default", 1, [feed])]
     ours = feed.identity.installation, {str(feed.identity.feed)}
 
+    harness.query("DROP TABLE feedq_checkpoint, feedq_dead_letter")
+    (own,) = check_sinks(settings, uses, ours)
+    assert (own.name, own.level) == ("sink default", Level.FAIL)
+    assert permit(harness, own.detail) == "GRANT CREATE ON SCHEMA public"
+
     def tables() -> str | None:
         found = {check.name: check for check in check_sinks(settings, uses, ours)}
         assert found["sink default"].level is Level.OK

@@ -10,7 +10,7 @@ from feedq.control.store.database import POSTGRESQL_MIN
 from feedq.errors import Unavailable
 from feedq.local import binaries
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.server_checks import too_old
+from feedq.verbs.diagnosis.server_checks import judge_version
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,10 +29,9 @@ def test_no_older_server_is_started_or_passed(tmp_path: Path, monkeypatch: pytes
     found.append(tmp_path / str(POSTGRESQL_MIN))
     assert binaries.postgres_binaries(None).major == POSTGRESQL_MIN
 
-    check = too_old("database", 10_000 * POSTGRESQL_MIN - 1)
-    assert check is not None
+    check = judge_version(10_000 * POSTGRESQL_MIN - 1, "postgresql://h/d")
     assert (check.level, f"PostgreSQL {POSTGRESQL_MIN} or newer" in check.advice) == (Level.FAIL, True)
-    assert too_old("database", 10_000 * POSTGRESQL_MIN) is None
+    assert judge_version(10_000 * POSTGRESQL_MIN, "postgresql://h/d").level is Level.OK
 
 
 @pytest.mark.parametrize("page", ["howto/deploy.md", "reference/cli.md", "reference/sinks.md"])

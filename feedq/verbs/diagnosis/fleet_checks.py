@@ -16,7 +16,6 @@ from feedq.control.store.feed_listing import RequiredLabels, StatusCount
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.core.lease import stillness_of
 from feedq.core.model import Reason, Status, WorkerState, WorkerTarget, WorkerView
-from feedq.core.placement.base import Rules
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, warn
 from feedq.verbs.wording import NAMED_MAX, counted, duration, pairs, some
 
@@ -259,28 +258,13 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
 # -- placement -----------------------------------------------------------------------------------------
 
 
-def placing_checks(
-    required: Sequence[RequiredLabels],
-    workers: Sequence[WorkerView],
-    rules: Rules,
-) -> Iterator[Check]:
-    """``required`` counts the feeds that want a place. Yields nothing while all is well."""
-    serving = [view for view in workers if serves(view)]
-    if serving:
-        yield from _labels(required, serving)
-    if rules.moves == 0:
-        yield warn(
-            "moves",
-            "FEEDQ_MOVES_PER_PASS is 0: the load is not evened out, a new worker fills only with new feeds, and a "
-            "drained one hands over none",
-            "leave it at its default, or move feeds by hand: feedq feed move NAME --to WORKER",
-        )
+def placing_checks(required: Sequence[RequiredLabels], workers: Sequence[WorkerView]) -> Iterator[Check]:
+    """Whether required labels outlast the largest worker that has them; without any such worker feeds wait.
 
-
-def _labels(groups: Sequence[RequiredLabels], serving: Sequence[WorkerView]) -> Iterator[Check]:
-    """Whether required labels outlast the largest worker that has them; without any such worker feeds wait."""
-    for group in groups:
-        places = [view.worker.capacity for view in serving if has_labels(view, group.required)]
+    ``required`` counts the feeds that want a place. Yields nothing while all is well.
+    """
+    for group in required:
+        places = [w.worker.capacity for w in workers if serves(w) and has_labels(w, group.required)]
         named = some(group.names, of=group.feeds)
         who = f"{counted(group.feeds, 'feed')} with selector.required {pairs(group.required)} ({named})"
         if places and group.feeds > sum(places) - max(places):
