@@ -39,6 +39,10 @@ Item = TypeVar("Item")
 Receipt = TypeVar("Receipt")
 """What a message is acknowledged by."""
 
+READ_AHEAD_BYTES = 256 * 1024
+"""What may wait at a broker's connection, to be taken apart, before the broker is held back."""
+SAID_CHARACTERS_MAX = 300
+"""Of a broker's own words in a message."""
 MESSAGES_AT_ONCE = 500
 """Taken together, and acknowledged together: that takes about 50 us for each with MQTT."""
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[^A-Za-z0-9]+")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import BOUNDLESS, Room
+from feedq.connectors.messages import READ_AHEAD_BYTES
 from feedq.connectors.mqtt import MqttConnector
-from feedq.connectors.mqtt.link import READ_AHEAD_BYTES
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.driver import ConnectorDriver, pull
 from feedq.testing.loopback import serving, until

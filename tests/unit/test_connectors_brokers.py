@@ -14,10 +14,9 @@ from paho.mqtt.client import Client
 
 from feedq.connectors.base import BOUNDLESS, Room, parse_options
 from feedq.connectors.messages import Inbox, enclose, name_at_source
-from feedq.connectors.mqtt.connector import MqttOptions, unshared
+from feedq.connectors.mqtt.options import MqttOptions, unshared
 from feedq.connectors.nats.client import NatsMessage
 from feedq.connectors.nats.consumer import (
-    NatsCursor,
     Pulls,
     Received,
     Retention,
@@ -25,6 +24,7 @@ from feedq.connectors.nats.consumer import (
     StreamFacts,
     choose_start,
 )
+from feedq.connectors.nats.options import NatsCursor
 from feedq.connectors.redis.resp import DEPTH_MAX, BrokenAnswer, RedisLink
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import InvalidInput, SourceUnavailable

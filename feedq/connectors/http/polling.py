@@ -25,12 +25,13 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from feedq.connectors.base import Context
 from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient
+from feedq.connectors.http.options import FRAMED, LINK, HttpOptions
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.records.batch import Batch, Records
@@ -39,11 +40,6 @@ from feedq.records.framing import BYTE_ORDER_MARK, Refusal
 from feedq.records.pointer import MISSING, TextPointers, is_json
 from feedq.records.turns import PIECE_BYTES, Steps, in_turns
 
-if TYPE_CHECKING:
-    from feedq.connectors.http.connector import HttpOptions
-
-FRAMED: Final = "framed"
-LINK: Final = "link"
 TAG_CHARACTERS_MAX: Final = 512
 """Longer ones are not kept: the position is written with every commit."""
 _TEXTS: Final = ("etag", "modified", "digest")
@@ -453,7 +449,7 @@ class Poller:
         if not body:
             return (), None
         if options.records == FRAMED:
-            framed = await in_turns(options.frame_whole(body))
+            framed = await in_turns(frame_whole(body, options))
             if framed is None:
                 raise SourceUnavailable(f"{answer.where}: its answer ends in the middle of a record")
             if len(framed[0]) > options.max_records:
@@ -524,6 +520,23 @@ class Poller:
             return str(msgspec.json.decode(text))
         except ValueError:
             raise _no_json(answer) from None
+
+
+def frame_whole(content: bytes, options: HttpOptions) -> Steps[tuple[Sequence[bytes], Refusal | None] | None]:
+    """The records of a content that has ended, and why it cannot be read on after them. The last needs no end
+    mark. None: it ends amid one. Those that follow the first `max_records` and a piece are left out."""
+    framer = options.stream_framer()
+    records: list[bytes] = []
+    for start in range(0, len(content), PIECE_BYTES):
+        records += framer.push(content[start : start + PIECE_BYTES]).split()
+        if framer.refusal is not None or len(records) > options.max_records:
+            return records, framer.refusal
+        yield
+    if framer.pending:
+        if not options.end_mark:
+            return None
+        records += framer.end(options.end_mark).split()
+    return records, framer.refusal
 
 
 def _no_json(answer: Answer) -> SourceUnavailable:

@@ -16,27 +16,25 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import lru_cache, partial
 from secrets import token_hex
-from typing import Annotated, ClassVar, Final, Literal
+from typing import ClassVar, Final
 from zlib import crc32
 
 from paho.mqtt.client import topic_matches_sub
 from paho.mqtt.reasoncodes import ReasonCode
-from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.messages import (
+    READ_AHEAD_BYTES,
     Acknowledgements,
-    MessageOptions,
     TakenMessages,
-    credential,
     enclose,
     name_at_source,
     oversize,
 )
-from feedq.connectors.mqtt.link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
+from feedq.connectors.mqtt.link import Message, MqttLink
+from feedq.connectors.mqtt.options import SHARED, MqttOptions, unshared
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
-from feedq.connectors.wire.remote import Scheme
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.records.batch import Batch
@@ -44,9 +42,6 @@ from feedq.records.batch import Batch
 LINGER_S: Final = 0.6
 """How long a connection waits at its end for what it has given to be committed. Longer than the writer's usual
 interval, and short enough to end within the second that a connector has."""
-KEEPALIVE_S_MAX: Final = 60
-TOPIC_BYTES_MAX: Final = 65_535
-SHARED = "$share/"
 IDENTIFIER_MAX: Final = 268_435_455
 TOPICS_KEPT: Final = 1_024
 """Of which it is remembered what they match."""
@@ -60,81 +55,6 @@ _REFUSALS: Final[Mapping[int, str]] = {
     0x8C: "source.username and source.password",
 }
 """Reasons that another try cannot mend, and what to look at. Those of 3.1.1 come as the same numbers."""
-
-
-class MqttOptions(MessageOptions):
-    """Options of a feed with ``connector: mqtt``."""
-
-    SCHEMES: ClassVar[Mapping[str, Scheme]] = {
-        "mqtt": Scheme(tls=False, port=1883),
-        "mqtts": Scheme(tls=True, port=8883),
-    }
-    TAKES_PATH: ClassVar[bool] = False
-
-    url: str
-    """`mqtt://host` (port 1883) or `mqtts://host` (TLS, port 8883)."""
-    topics: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
-    """Topic filters, such as `plant/+/temperature` or `plant/#`. `$share/group/filter` shares the messages
-    within the group."""
-    version: Literal["5", "3.1.1"] = "5"
-    """Version of the protocol. Use 5 if the broker supports it."""
-    client_id: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    """Name of the session at the broker; no other client may use it. Default: made from the environment and
-    the feed's name."""
-    session_expiry_s: Annotated[int, Field(ge=0, le=2**32 - 1)] = 7 * 86_400
-    """How long the broker keeps the session and its messages without a connection; 4294967295 is forever.
-    With 3.1.1 the broker decides."""
-    max_unacknowledged: Annotated[int, Field(ge=1, le=65_535)] = 10_000
-    """Most messages that may wait for their commit. The broker may allow fewer; with 3.1.1 it alone
-    decides."""
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _read_version(cls, version: object) -> object:
-        # YAML reads 5 as a number.
-        return str(version) if type(version) is int else version
-
-    @field_validator("topics")
-    @classmethod
-    def _check_topics(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
-        for topic in topics:
-            check_topic_filter(topic)
-        if len(set(topics)) < len(topics):
-            raise ValueError("names a topic filter twice")
-        return topics
-
-    @field_validator("password")
-    @classmethod
-    def _check_password(cls, password: str | None, info: ValidationInfo) -> str | None:
-        if password is not None and info.data.get("username") is None:
-            raise ValueError("needs source.username")
-        return password
-
-    def check_cursor(self, cursor: JSON) -> None:
-        raise ValueError("cannot be set: the broker keeps the place of an mqtt feed, and sends nothing again")
-
-    @property
-    def keepalive_s(self) -> int:
-        """A ping after half of the idle timeout without a word leaves the other half for the answer."""
-        if not self.idle_timeout_s:
-            return KEEPALIVE_S_MAX
-        return max(1, min(KEEPALIVE_S_MAX, int(self.idle_timeout_s / 2)))
-
-
-def check_topic_filter(topic: str) -> None:
-    """Raises `ValueError` for what no broker accepts."""
-    if topic.startswith(SHARED):
-        group, _, inner = topic[len(SHARED) :].partition("/")
-        if not group or not inner or any(character in group for character in "+#"):
-            raise ValueError(f"{topic!r} must be $share/group/filter")
-        topic = inner
-    if not topic or "\0" in topic or len(topic.encode()) > TOPIC_BYTES_MAX:
-        raise ValueError(f"{topic[:80]!r} is no topic filter: empty, too long, or with a NUL in it")
-    *before, last = topic.split("/")
-    if any("#" in level for level in before) or ("#" in last and last != "#"):
-        raise ValueError(f"{topic!r}: '#' must be the whole last level")
-    if any("+" in level and level != "+" for level in (*before, last)):
-        raise ValueError(f"{topic!r}: '+' must be a whole level")
 
 
 class MqttConnector:
@@ -197,16 +117,8 @@ class MqttConnector:
     # -- the connection ------------------------------------------------------------------------------------
 
     async def _open(self, cursor: JSON) -> MqttLink:
-        options = self._options
-        connection = await open_connection(options, self._context, buffer_bytes=READ_AHEAD_BYTES)
-        link = MqttLink(
-            connection,
-            where=self._location,
-            idle_timeout_s=options.idle_timeout_s,
-            buffer_bytes=options.buffer_bytes,
-            payload_bytes_max=options.max_record_bytes,
-            room=self._context.room,
-        )
+        connection = await open_connection(self._options, self._context, buffer_bytes=READ_AHEAD_BYTES)
+        link = MqttLink(connection, self._options, self._context)
         try:
             await self._log_in(link, cursor)
         except BaseException:
@@ -215,7 +127,7 @@ class MqttConnector:
         return link
 
     async def _log_in(self, link: MqttLink, cursor: JSON) -> None:
-        has_session, reason = await link.log_in(self._login())
+        has_session, reason = await link.log_in(self._client_id)
         if reason.is_failure:
             raise self._refused(reason)
         known: set[str] = set()
@@ -253,18 +165,6 @@ class MqttConnector:
                 raise FeedMisconfigured(
                     f"{self._location}: {topic!r} is granted with QoS 0 only, which loses messages"
                 )
-
-    def _login(self) -> MqttLogin:
-        return MqttLogin(
-            client_id=self._client_id,
-            version=self._options.version,
-            keep_session=not self._context.trial,
-            keepalive_s=self._options.keepalive_s,
-            session_expiry_s=0 if self._context.trial else self._options.session_expiry_s,
-            max_unacknowledged=self._options.max_unacknowledged,
-            username=credential(self._options.username, self._context),
-            password=credential(self._options.password, self._context),
-        )
 
     def _refused(self, reason: ReasonCode) -> SourceUnavailable | FeedMisconfigured:
         said = f"{self._location}: refused by the broker: {str(reason).lower()}"
@@ -323,8 +223,3 @@ def about(message: Message) -> dict[str, JSON]:
 def identifier_of(topic: str) -> int:
     """By which the messages of a subscription are known, whatever others there are."""
     return crc32(topic.encode()) % IDENTIFIER_MAX + 1
-
-
-def unshared(topic: str) -> str:
-    """The topic filter within a shared one."""
-    return topic.split("/", 2)[2] if topic.startswith(SHARED) else topic

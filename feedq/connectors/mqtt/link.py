@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -26,15 +25,14 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from feedq.connectors.base import Room
-from feedq.connectors.messages import Inbox
+from feedq.connectors.base import Context
+from feedq.connectors.messages import SAID_CHARACTERS_MAX, Inbox, credential
+from feedq.connectors.mqtt.options import MqttOptions
 from feedq.connectors.mqtt.packets import PacketFilter, PacketRefusal
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
 from feedq.records.turns import Steps, in_turns
 
-READ_AHEAD_BYTES: Final = 256 * 1024
-"""What may wait to be read before the broker is held back."""
 UNSENT_BYTES_MAX: Final = 2**20
 """Bounds what a broker that sends and does not read can make us keep: 262,144 acknowledgements."""
 TICK_S: Final = 1.0
@@ -42,29 +40,11 @@ TICK_S: Final = 1.0
 CLOSE_S: Final = 0.2
 """How long the last acknowledgements may take to leave."""
 TAKEN_OVER: Final = 0x8E
-SAID_CHARACTERS_MAX: Final = 200
 MESSAGE_BYTES: Final = 256
 """What a message takes beside its payload, so that many small ones are bounded too."""
 PROPERTY_BYTES: Final = 192
 """The same of a property."""
 PINGREQ: Final = b"\xc0\0"
-Version = Literal["5", "3.1.1"]
-
-
-@dataclass(frozen=True, slots=True)
-class MqttLogin:
-    """What a client says of itself when it connects."""
-
-    client_id: str
-    version: Version
-    keep_session: bool
-    """Take up the session that the broker has for this client, and leave it there afterwards."""
-    keepalive_s: int
-    session_expiry_s: int
-    """MQTT 5 only, as is the next one."""
-    max_unacknowledged: int
-    username: str | None
-    password: str | None
 
 
 class Message(NamedTuple):
@@ -92,26 +72,20 @@ class Message(NamedTuple):
 class MqttLink:
     """A connection. Whatever ends it goes to `inbox` as its failure."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        where: object,
-        idle_timeout_s: float,
-        buffer_bytes: int,
-        payload_bytes_max: int,
-        room: Room,
-    ) -> None:
-        self.inbox: Inbox[Message] = Inbox(bytes_max=buffer_bytes, room=room, on_taken=self._resume)
-        self._room = room
+    def __init__(self, connection: Connection, options: MqttOptions, context: Context) -> None:
+        self.inbox: Inbox[Message] = Inbox(
+            bytes_max=options.buffer_bytes, room=context.room, on_taken=self._resume
+        )
+        self._options = options
+        self._context = context
         self._loop = asyncio.get_running_loop()
-        self._where = where
-        self._idle_timeout_s = idle_timeout_s
+        self._where = options.location
+        self._idle_timeout_s = options.idle_timeout_s
         self._connection = connection
-        self._payload_bytes_max = payload_bytes_max
         self._socket: PahoSocket
         self._client: _Client
-        self._client_id, self._is_5 = "", True
+        self._client_id = ""
+        self._is_5 = options.version == "5"
         self.has_identifiers = False
         """Whether the broker tells by which subscription a message comes."""
         self._reading: asyncio.Task[None] | None = None
@@ -121,7 +95,6 @@ class MqttLink:
         self._granted: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._full: asyncio.Future[None] = self._loop.create_future()
-        self._keepalive_s = 0
         self._heard_at = self._pinged_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -131,22 +104,22 @@ class MqttLink:
 
     # -- the connector's side ------------------------------------------------------------------------------
 
-    async def log_in(self, login: MqttLogin) -> tuple[bool, ReasonCode]:
-        """Whether the broker has a session for us, and why it lets us in or not.
+    async def log_in(self, client_id: str) -> tuple[bool, ReasonCode]:
+        """Whether the broker has a session of this id, and why it lets us in or not. That of a trial ends with it.
 
         Raises:
             SourceUnavailable: the connection is lost before there is an answer.
         """
-        self._client_id, self._is_5 = login.client_id, login.version == "5"
-        self._keepalive_s = login.keepalive_s
-        packet_filter = PacketFilter(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
+        options, context = self._options, self._context
+        self._client_id = client_id
+        packet_filter = PacketFilter(payload_bytes_max=options.max_record_bytes, is_5=self._is_5)
         self._socket = PahoSocket(self._connection, packet_filter)
         client = self._client = _Client(
             self._socket,
             callback_api_version=CallbackAPIVersion.VERSION2,
-            client_id=login.client_id,
+            client_id=client_id,
             protocol=MQTTProtocolVersion.MQTTv5 if self._is_5 else MQTTProtocolVersion.MQTTv311,
-            clean_session=None if self._is_5 else not login.keep_session,
+            clean_session=None if self._is_5 else context.trial,
             manual_ack=True,
             reconnect_on_failure=False,
         )
@@ -154,10 +127,12 @@ class MqttLink:
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
         client.on_message = self._on_message
-        if login.username is not None:
-            client.username_pw_set(login.username, login.password)
+        if options.username is not None:
+            client.username_pw_set(
+                credential(options.username, context), credential(options.password, context)
+            )
         # The host is only paho's: the connection is open.
-        client.connect("broker", keepalive=login.keepalive_s, **(_terms(login) if self._is_5 else {}))
+        client.connect("broker", keepalive=options.keepalive_s, **self._terms())
         self._reading = asyncio.create_task(self._read())
         self._tick()
         waited: set[asyncio.Future[Any]] = {self._accepted, self._lost}
@@ -166,6 +141,16 @@ class MqttLink:
             assert self.inbox.failure is not None
             raise self.inbox.failure
         return self._accepted.result()
+
+    def _terms(self) -> dict[str, Any]:
+        """What MQTT 5 lets a client ask for when it connects."""
+        if not self._is_5:
+            return {}
+        is_trial = self._context.trial
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call] # paho's own
+        properties.SessionExpiryInterval = 0 if is_trial else self._options.session_expiry_s
+        properties.ReceiveMaximum = self._options.max_unacknowledged
+        return {"clean_start": is_trial, "properties": properties}
 
     async def subscribe(
         self,
@@ -246,11 +231,11 @@ class MqttLink:
             while not self.is_lost and (received := await self._connection.receive()):
                 self._heard_at = self._loop.time()
                 size = len(received)
-                self._room.take(size)
+                self._context.room.take(size)
                 try:
                     await self._take_piece(received)
                 finally:
-                    self._room.give_back(size)
+                    self._context.room.give_back(size)
             self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
         except SourceUnavailable as error:
             self._end(error)
@@ -309,7 +294,7 @@ class MqttLink:
     def _ping(self) -> None:
         """Keep the broker from giving us up while nothing is read: paho would take its answer for lost."""
         now = self._loop.time()
-        if now - self._pinged_at < self._keepalive_s / 2:
+        if now - self._pinged_at < self._options.keepalive_s / 2:
             return
         self._pinged_at = now
         try:
@@ -445,11 +430,3 @@ class _Client(Client):
 
     def _create_socket(self) -> Any:
         return self._connected_socket
-
-
-def _terms(login: MqttLogin) -> dict[str, Any]:
-    """What MQTT 5 lets a client ask for when it connects."""
-    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call] # paho's own
-    properties.SessionExpiryInterval = login.session_expiry_s
-    properties.ReceiveMaximum = login.max_unacknowledged
-    return {"clean_start": not login.keep_session, "properties": properties}

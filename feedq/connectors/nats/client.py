@@ -18,7 +18,6 @@ import re
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -26,20 +25,18 @@ import msgspec
 from nkeys import NkeysError, from_seed
 
 from feedq import __version__
-from feedq.connectors.base import Room
-from feedq.connectors.messages import Inbox
+from feedq.connectors.base import Context
+from feedq.connectors.messages import SAID_CHARACTERS_MAX, Inbox, credential
+from feedq.connectors.nats.options import NatsOptions
 from feedq.connectors.wire.connection import Connection
 from feedq.core.model import JSON
 from feedq.core.values import read_json
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 
-READ_AHEAD_BYTES: Final = 256 * 1024
-"""What may wait to be read before the server is held back."""
 INFO_BYTES_MAX: Final = 64 * 1024
 """It names the servers of a cluster, hundreds of them perhaps."""
 LINE_BYTES_MAX: Final = 8 * 1024
 """Of any other line; servers themselves take 4 KiB."""
-SAID_CHARACTERS_MAX: Final = 300
 HEADERS_BYTES_MAX: Final = 32 * 1024
 """Of a message."""
 HEADERS_BYTES_MIN: Final = len(b"NATS/1.0\r\n\r\n")
@@ -164,19 +161,6 @@ class NatsParser:
         return message, headers_size
 
 
-@dataclass(frozen=True, slots=True)
-class NatsLogin:
-    """What a client says of itself when it connects."""
-
-    name: str
-    username: str | None = None
-    password: str | None = None
-    token: str | None = None
-    nkey_seed: str | None = None
-    credentials: str | None = None
-    """The content of a credentials file."""
-
-
 class JetStreamRefusal(Exception):
     """JetStream's API does not do what it was asked; ``code`` as in HTTP, ``err_code`` says what it is exactly."""
 
@@ -188,44 +172,37 @@ class JetStreamRefusal(Exception):
 class NatsClient:
     """Holds one connection; it is not made anew."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        where: object,
-        buffer_bytes: int,
-        payload_bytes_max: int,
-        inbox_prefix: str,
-        room: Room,
-    ) -> None:
-        self.inbox: Inbox[NatsMessage] = Inbox(bytes_max=buffer_bytes, room=room)
+    def __init__(self, connection: Connection, options: NatsOptions, context: Context) -> None:
+        self.inbox: Inbox[NatsMessage] = Inbox(bytes_max=options.buffer_bytes, room=context.room)
         """For messages that are records."""
         self.on_record: Callable[[NatsMessage], None] = lambda _: None
         """Gets what comes to `records_to`, on the loop."""
-        self.records_to = f"{inbox_prefix}.{token_hex(11)}"
+        self.records_to = f"{options.inbox_prefix}.{token_hex(11)}"
         """What is sent to a subject below it is a record, or concerns them."""
         self.version = (0, 0)
         self.max_payload = 0
         self._connection = connection
-        self._where = where
-        self._parser = NatsParser(payload_bytes_max=payload_bytes_max)
+        self._options = options
+        self._context = context
+        self._where = options.location
+        self._parser = NatsParser(payload_bytes_max=options.max_record_bytes)
         self._events: deque[NatsMessage | bytes] = deque()
         """What came before the task that reads began."""
-        self._answers_to = f"{inbox_prefix}.{token_hex(11)}"
+        self._answers_to = f"{options.inbox_prefix}.{token_hex(11)}"
         self._asked = 0
         self._answer: asyncio.Future[NatsMessage] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def log_in(self, login: NatsLogin, *, wants_tls: bool) -> None:
+    async def log_in(self) -> None:
         """Raises `SourceUnavailable`, or `FeedMisconfigured` for refused credentials or TLS."""
-        seed, jwt = self._keys(login)
+        seed, jwt = self._keys()
         try:
             info = _checked_info(await self._line())
-            if wants_tls:
+            if self._where.tls:
                 await self._start_tls(info)
-            elif info.get("tls_required") is True and not wants_tls:
+            elif info.get("tls_required") is True:
                 raise FeedMisconfigured(f"{self._where}: the server demands TLS; write tls:// in source.url")
-            self._say_who(login, info, seed=seed, jwt=jwt)
+            self._say_who(info, seed=seed, jwt=jwt)
             while (line := await self._line()) != b"PONG":
                 if line.startswith(b"-ERR"):
                     raise self._refused(_said(line))
@@ -316,11 +293,12 @@ class NatsClient:
             raise SourceUnavailable(f"{self._where}: the server went on in the clear where TLS must begin")
         await self._connection.start_tls()
 
-    def _keys(self, login: NatsLogin) -> tuple[Any, str | None]:
+    def _keys(self) -> tuple[Any, str | None]:
         """The key to sign with, if there is one, and the JWT that goes with it."""
-        seed, jwt = login.nkey_seed, None
-        if login.credentials is not None:
-            found = _CREDENTIALS.search(login.credentials)
+        seed, jwt = self._secret(self._options.nkey_seed), None
+        credentials = self._secret(self._options.credentials)
+        if credentials is not None:
+            found = _CREDENTIALS.search(credentials)
             if found is None:
                 raise FeedMisconfigured(
                     f"{self._where}: source.credentials is no content of a credentials file, "
@@ -335,8 +313,11 @@ class NatsClient:
                 f"{self._where}: the seed in source.nkey_seed or source.credentials is none"
             ) from None
 
-    def _say_who(self, login: NatsLogin, info: Mapping[str, Any], *, seed: Any, jwt: str | None) -> None:
-        has_headers = info.get("headers") is True
+    def _secret(self, template: str | None) -> str | None:
+        return credential(template, self._context)
+
+    def _say_who(self, info: Mapping[str, Any], *, seed: Any, jwt: str | None) -> None:
+        options, has_headers = self._options, info.get("headers") is True
         said: dict[str, JSON] = {
             "verbose": False,
             "pedantic": False,
@@ -345,15 +326,15 @@ class NatsClient:
             "protocol": 1,
             "headers": has_headers,
             "no_responders": has_headers,
-            "name": login.name,
+            "name": f"feedq/{self._context.environment}/{self._context.feed}",
         }
         if seed is not None and isinstance(nonce := info.get("nonce"), str):
             said["sig"] = b64encode(seed.sign(nonce.encode())).decode()
             said |= {"nkey": seed.public_key.decode()} if jwt is None else {"jwt": jwt}
-        elif login.username is not None and login.password is not None:
-            said |= {"user": login.username, "pass": login.password}
-        elif login.token is not None:
-            said["auth_token"] = login.token
+        elif options.username is not None and options.password is not None:
+            said |= {"user": self._secret(options.username), "pass": self._secret(options.password)}
+        elif options.token is not None:
+            said["auth_token"] = self._secret(options.token)
         self.version = info["version"]
         self.max_payload = info["max_payload"]
         self._send(b"CONNECT %b\r\nPING\r\n" % msgspec.json.encode(said))

@@ -12,49 +12,24 @@ So is what a work queue has no more, since it was acknowledged, when the sink ha
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Annotated, ClassVar, Final, Literal
-
-from pydantic import Field, ValidationInfo, field_validator
+from typing import ClassVar, Final
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
-from feedq.connectors.messages import MessageOptions, credential, name_at_source
-from feedq.connectors.nats.client import (
-    NO_RESPONDERS,
-    READ_AHEAD_BYTES,
-    JetStreamRefusal,
-    NatsClient,
-    NatsLogin,
-)
-from feedq.connectors.nats.consumer import (
-    HEARTBEAT_S_MAX,
-    HEARTBEATS_MISSED,
-    JetStream,
-    NatsCursor,
-    Pulls,
-    Reading,
-    Retention,
-    Start,
-    StreamFacts,
-    Terms,
-    choose_start,
-)
+from feedq.connectors.messages import READ_AHEAD_BYTES, name_at_source
+from feedq.connectors.nats.client import NO_RESPONDERS, JetStreamRefusal, NatsClient
+from feedq.connectors.nats.consumer import JetStream, Reading, Retention, choose_start
+from feedq.connectors.nats.options import NatsCursor, NatsOptions
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
-from feedq.connectors.wire.remote import Scheme, check_template
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.records.batch import Batch
 
-PORT: Final = 4222
 OLDEST_SERVER: Final = (2, 9)
 """Heartbeats of pulls, and consumers that have a name without being durable."""
 SERVER_WITH_SUBJECTS: Final = (2, 10)
-MESSAGE_BYTES: Final = 16 * 1024
-"""Room for subject, headers and reply beside the largest payload, when a request limits bytes."""
-
 LEAVE_S: Final = 0.3
 """How long a trial waits for its consumer to be deleted."""
 PASSING: Final = {500, 503}
@@ -65,98 +40,6 @@ NAME_IN_USE: Final = 10013
 WORK_QUEUE_TAKEN: Final = {10099, 10100}
 DISABLED: Final = {10039, 10076}
 """JetStream, for the account or at all."""
-
-LARGEST_BYTES: Final = 16 * 2**20
-"""A request has room for a message of this size, whatever records may be: so that a large one can be told of."""
-
-_STREAM = re.compile(r"[^\s.*>/\\]+")
-_SUBJECT = re.compile(r"[^\s.>]+(\.[^\s.>]+)*(\.>)?|>")
-
-
-class NatsOptions(MessageOptions):
-    """Options of a feed with ``connector: nats``."""
-
-    SCHEMES: ClassVar[Mapping[str, Scheme]] = {
-        "nats": Scheme(tls=False, port=PORT),
-        "tls": Scheme(tls=True, port=PORT),
-    }
-    TAKES_PATH: ClassVar[bool] = False
-
-    url: str
-    """`nats://host` or `tls://host`; default port 4222. Needs NATS 2.9 or later."""
-    stream: Annotated[str, Field(min_length=1, max_length=255)]
-    """JetStream stream to read."""
-    subjects: Annotated[tuple[str, ...], Field(max_length=256)] = ()
-    """Subjects to read, such as `orders.*.created` or `orders.>`. Default: all. Several need NATS 2.10."""
-    deliver: Literal["all", "new", "last"] = "all"
-    """Which messages a feed without a cursor gets: `all`, only `new` ones, or from the `last` one on. A work
-    queue is always read from its beginning."""
-    domain: Annotated[str | None, Field(min_length=1, max_length=255)] = None
-    """JetStream domain of the stream, behind leaf nodes."""
-    token: str | None = None
-    """Token to log in with: `"{name}"` for a secret."""
-    nkey_seed: str | None = None
-    """Seed of an nkey to log in with: `"{name}"` for a secret."""
-    credentials: str | None = None
-    """Content of a credentials file (JWT and nkey) to log in with: `"{name}"` for a secret, such as
-    `${file:/path/feed.creds}`."""
-    inbox_prefix: str = "_INBOX"
-    """Prefix of reply subjects, for a user who may not subscribe to the default."""
-    max_unacknowledged: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
-    """Most messages that may wait for their commit."""
-    batch_messages: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    """Most messages to request ahead; fewer while few come or memory is short."""
-
-    def check_cursor(self, cursor: JSON) -> None:
-        if NatsCursor.of(cursor) is None:
-            raise ValueError('must say a sequence and its stream, as {"seq": 12, "created": "2026-…"} does')
-
-    def cursor_back(self, cursor: JSON, records: int) -> JSON:
-        """By sequences of the stream, of which a subject may have some only."""
-        position = NatsCursor.of(cursor)
-        if position is None:
-            raise ValueError("it is no sequence of a stream")
-        return NatsCursor(max(0, position.seq - records), position.created).cursor()
-
-    def cursor_place(self, cursor: JSON) -> int:
-        position = NatsCursor.of(cursor)
-        if position is None:
-            raise ValueError("it is no sequence of a stream")
-        return position.seq
-
-    def cursor_said(self, said: JSON, like: JSON) -> JSON:
-        """A sequence, of the same stream as the other cursor unless it says which."""
-        known = NatsCursor.of(like)
-        if isinstance(said, int) and not isinstance(said, bool) and known is not None:
-            return NatsCursor(said, known.created).cursor()
-        return super().cursor_said(said, like)
-
-    @field_validator("stream", "domain")
-    @classmethod
-    def _check_stream(cls, name: str | None) -> str | None:
-        if name is not None and not _STREAM.fullmatch(name):
-            raise ValueError("must be a name without spaces, dots, slashes and wildcards")
-        return name
-
-    @field_validator("subjects", "inbox_prefix")
-    @classmethod
-    def _check_subjects(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
-        for subject in (value,) if isinstance(value, str) else value:
-            if not _SUBJECT.fullmatch(subject):
-                raise ValueError(f"{subject!r} is no subject: words with dots between, `>` only at the end")
-        if not isinstance(value, str) and len(set(value)) < len(value):
-            raise ValueError("names a subject twice")
-        return value
-
-    @field_validator("token", "nkey_seed", "credentials")
-    @classmethod
-    def _check_login(cls, text: str | None, info: ValidationInfo) -> str | None:
-        if text is None:
-            return None
-        for other in ("username", "token", "nkey_seed", "credentials"):
-            if other != info.field_name and info.data.get(other) is not None:
-                raise ValueError(f"cannot go with source.{other}: one way to log in is enough")
-        return check_template(text, info)
 
 
 class NatsConnector:
@@ -185,7 +68,8 @@ class NatsConnector:
         try:
             async with bounded(self._location, self._options.connect_timeout_s):
                 client = await self._open()
-                await self._log_in(client)
+                await client.log_in()
+                self._check_version(client)
                 reading = await self._begin(client, NatsCursor.of(cursor))
             self._context.on_connected()
             while True:
@@ -203,35 +87,17 @@ class NatsConnector:
     # -- the connection ------------------------------------------------------------------------------------
 
     async def _open(self) -> NatsClient:
-        options = self._options
         # TLS begins when the server has said that it wants it, or in `log_in`, never in the socket's first bytes.
         connection = await open_connection(
-            options, self._context, buffer_bytes=READ_AHEAD_BYTES, tls_later=True
+            self._options, self._context, buffer_bytes=READ_AHEAD_BYTES, tls_later=True
         )
-        return NatsClient(
-            connection,
-            where=self._location,
-            buffer_bytes=options.buffer_bytes,
-            payload_bytes_max=options.max_record_bytes,
-            inbox_prefix=options.inbox_prefix,
-            room=self._context.room,
-        )
+        return NatsClient(connection, self._options, self._context)
 
-    async def _log_in(self, client: NatsClient) -> None:
-        options, context = self._options, self._context
-        login = NatsLogin(
-            name=f"feedq/{context.environment}/{context.feed}",
-            username=credential(options.username, context),
-            password=credential(options.password, context),
-            token=credential(options.token, context),
-            nkey_seed=credential(options.nkey_seed, context),
-            credentials=credential(options.credentials, context),
-        )
-        await client.log_in(login, wants_tls=self._location.tls)
+    def _check_version(self, client: NatsClient) -> None:
         version = ".".join(map(str, client.version))
         if client.version < OLDEST_SERVER:
             raise FeedMisconfigured(f"{self._location}: NATS 2.9 or later is needed, this is {version}")
-        if len(options.subjects) > 1 and client.version < SERVER_WITH_SUBJECTS:
+        if len(self._options.subjects) > 1 and client.version < SERVER_WITH_SUBJECTS:
             raise FeedMisconfigured(
                 f"{self._location}: several source.subjects need NATS 2.10, this is {version}; "
                 "write one, or one feed for each"
@@ -243,19 +109,15 @@ class NatsConnector:
                 # If it cannot be told any more, the server deletes it later by itself.
                 with suppress(TimeoutError, JetStreamRefusal, ValueError, FeedqError):
                     async with asyncio.timeout(LEAVE_S):
-                        await self._jetstream(client).delete_consumer(self._trial_consumer)
+                        await JetStream(client, self._options).delete_consumer(self._trial_consumer)
         finally:
             await client.close()
 
     # -- the consumer --------------------------------------------------------------------------------------
 
-    def _jetstream(self, client: NatsClient) -> JetStream:
-        return JetStream(client, stream=self._options.stream, domain=self._options.domain)
-
     async def _begin(self, client: NatsClient, position: NatsCursor | None) -> Reading:
-        options = self._options
-        jetstream = self._jetstream(client)
-        terms = Terms(options.subjects, options.deliver, options.max_unacknowledged, self._context.trial)
+        options, context = self._options, self._context
+        jetstream = JetStream(client, options)
         try:
             stream = await jetstream.stream_facts()
             if stream.retention is Retention.INTEREST:
@@ -263,55 +125,23 @@ class NatsConnector:
                     f"{self._where}: its retention is by interest, which drops messages while no worker runs this "
                     "feed; read a stream that keeps messages by limits, or a work queue, that has it as its source"
                 )
-            if self._context.ends_at is not None and stream.retention is not Retention.LIMITS:
+            if context.ends_at is not None and stream.retention is not Retention.LIMITS:
                 raise FeedMisconfigured(
                     f"{self._where}: it keeps a message until that is acknowledged, and has nothing to backfill"
                 )
             start = choose_start(position, stream, options.deliver)
-            consumer = await jetstream.make_consumer(stream, self._name, start, terms)
+            consumer = await jetstream.make_consumer(stream, self._name, start, trial=context.trial)
         except JetStreamRefusal as refusal:
             raise self._explain(refusal) from refusal
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceUnavailable(
                 f"{self._where}: what it answered is no answer of JetStream; is it a NATS server?"
             ) from error
-        self._trial_consumer = consumer if terms.trial else None
+        self._trial_consumer = consumer if context.trial else None
         if start.gap is not None:
-            log_gap(self._context, self._where, start.gap, missed=start.missed)
+            log_gap(context, self._where, start.gap, missed=start.missed)
         subject = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{options.stream}.{consumer}"
-        return self._read(client, subject, stream, start)
-
-    def _read(self, client: NatsClient, subject: str, stream: StreamFacts, start: Start) -> Reading:
-        options = self._options
-        idle_timeout_s = options.idle_timeout_s
-        # A message that no request has room for would never come: also one that is too large, to be told.
-        largest = min(client.max_payload, max(options.max_record_bytes, LARGEST_BYTES))
-        bytes_max = max(options.buffer_bytes, largest + MESSAGE_BYTES)
-        pulls = Pulls(
-            client.publish,
-            subject=subject,
-            inbox=client.records_to,
-            messages=options.batch_messages,
-            bytes_max=bytes_max,
-            heartbeat_s=min(HEARTBEAT_S_MAX, idle_timeout_s / HEARTBEATS_MISSED or HEARTBEAT_S_MAX),
-            room=self._context.room,
-        )
-        # What may wait is bounded by what is asked for. A server that sends more ends the connection, and nothing
-        # is lost by that: it is asked for again.
-        held_max = 2 * (bytes_max + options.batch_messages * MESSAGE_BYTES)
-        reading = Reading(
-            client,
-            pulls,
-            stream=stream,
-            start=start,
-            where=self._where,
-            subjects=options.subjects,
-            options=options,
-            context=self._context,
-            held_bytes_max=held_max,
-        )
-        client.on_record = reading.receive
-        return reading
+        return Reading(client, options, context, subject=subject, stream=stream, start=start)
 
     def _explain(self, refusal: JetStreamRefusal) -> SourceUnavailable | FeedMisconfigured:
         if refusal.code == int(NO_RESPONDERS) and refusal.err_code is None:

@@ -30,13 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from feedq.connectors.base import BOUNDLESS, Context, Room, log_gap
-from feedq.connectors.messages import (
-    Acknowledgements,
-    MessageOptions,
-    TakenMessages,
-    enclose,
-    oversize,
-)
+from feedq.connectors.messages import SAID_CHARACTERS_MAX, Acknowledgements, TakenMessages, enclose, oversize
 from feedq.connectors.nats.client import (
     DESCRIPTION,
     STATUS,
@@ -44,6 +38,7 @@ from feedq.connectors.nats.client import (
     NatsClient,
     NatsMessage,
 )
+from feedq.connectors.nats.options import Deliver, NatsCursor, NatsOptions
 from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.records.batch import Batch
@@ -56,26 +51,6 @@ ACK_WAIT_S: Final = 86_400.0
 may be away for long."""
 INACTIVE_S: Final = 300.0
 """A consumer vanishes when nobody has pulled for this long. A feed held back longer makes it anew."""
-
-Deliver = Literal["all", "new", "last"]
-
-
-@dataclass(frozen=True, slots=True)
-class NatsCursor:
-    """The cursor: a sequence of a stream, and which stream of that name it was."""
-
-    seq: int
-    created: str
-
-    @classmethod
-    def of(cls, cursor: JSON) -> NatsCursor | None:
-        match cursor:
-            case {"seq": int(seq), "created": str(created)}:
-                return cls(seq, created)
-        return None
-
-    def cursor(self) -> JSON:
-        return {"seq": self.seq, "created": self.created}
 
 
 class Retention(StrEnum):
@@ -130,16 +105,6 @@ class Start:
     """How many messages that is, if it is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a feed asks of its consumer."""
-
-    subjects: tuple[str, ...]
-    deliver: Deliver
-    max_unacknowledged: int
-    trial: bool
-
-
 def choose_start(position: NatsCursor | None, stream: StreamFacts, deliver: Deliver) -> Start:
     """Where a consumer must begin so that everything after the cursor comes."""
     start = Start(deliver)
@@ -164,25 +129,27 @@ def choose_start(position: NatsCursor | None, stream: StreamFacts, deliver: Deli
 class JetStream:
     """What is asked of a server's API about one stream. Raises what `NatsClient.ask` does."""
 
-    def __init__(self, client: NatsClient, *, stream: str, domain: str | None) -> None:
+    def __init__(self, client: NatsClient, options: NatsOptions) -> None:
         self._client = client
-        self._stream = stream
-        self.prefix = "$JS.API" if domain is None else f"$JS.{domain}.API"
+        self._options = options
+        self._stream = options.stream
+        self.prefix = "$JS.API" if options.domain is None else f"$JS.{options.domain}.API"
 
     async def stream_facts(self) -> StreamFacts:
         return StreamFacts.of(await self._client.ask(f"{self.prefix}.STREAM.INFO.{self._stream}"))
 
-    async def make_consumer(self, stream: StreamFacts, name: str, start: Start, terms: Terms) -> str:
+    async def make_consumer(self, stream: StreamFacts, name: str, start: Start, *, trial: bool) -> str:
         """The name of a new consumer, made in the place of its predecessor."""
-        trial = f"{name}-trial"
-        if terms.trial:
-            name = trial
+        name_of_trial = f"{name}-trial"
+        if trial:
+            name = name_of_trial
         elif stream.retention is Retention.WORK_QUEUE:
             # A trial's consumer would be in the way; that of the feed is not a trial's to delete.
-            await self.delete_consumer(trial)
-        start = await self._go_on(name, start, terms)
+            await self.delete_consumer(name_of_trial)
+        if not trial:
+            start = await self._go_on(name, start)
         await self.delete_consumer(name)
-        config = consumer_config(name, stream, start, terms)
+        config = consumer_config(name, stream, start, self._options, trial=trial)
         subject = f"{self.prefix}.CONSUMER.CREATE.{self._stream}.{name}"
         if config.get("filter_subject", ">") != ">":
             subject = f"{subject}.{config['filter_subject']}"
@@ -193,9 +160,9 @@ class JetStream:
         """Delete a consumer if there is one."""
         await self._ask_of(name, "DELETE")
 
-    async def _go_on(self, old: str, start: Start, terms: Terms) -> Start:
+    async def _go_on(self, old: str, start: Start) -> Start:
         """With ``deliver: new`` and nothing landed yet, begin where the predecessor did."""
-        if start.landed or terms.deliver != "new" or terms.trial or start.seq is None:
+        if start.landed or self._options.deliver != "new" or start.seq is None:
             return start
         acknowledged = await self._acknowledged(old)
         return start if acknowledged is None else replace(start, seq=min(start.seq, acknowledged + 1))
@@ -218,7 +185,9 @@ class JetStream:
             return None
 
 
-def consumer_config(name: str, stream: StreamFacts, start: Start, terms: Terms) -> dict[str, JSON]:
+def consumer_config(
+    name: str, stream: StreamFacts, start: Start, options: NatsOptions, *, trial: bool
+) -> dict[str, JSON]:
     """A consumer as the API wants it described."""
     config: dict[str, JSON] = {
         "name": name,
@@ -226,19 +195,19 @@ def consumer_config(name: str, stream: StreamFacts, start: Start, terms: Terms) 
         "deliver_policy": start.policy,
         "ack_policy": "explicit" if stream.retention is Retention.WORK_QUEUE else "all",
         "ack_wait": int(ACK_WAIT_S * NANOSECONDS),
-        "max_ack_pending": terms.max_unacknowledged,
+        "max_ack_pending": options.max_unacknowledged,
         "inactive_threshold": int(INACTIVE_S * NANOSECONDS),
     }
     if start.seq is not None:
         config["opt_start_seq"] = start.seq
-    if len(terms.subjects) == 1:
-        config["filter_subject"] = terms.subjects[0]
-    elif terms.subjects:
-        config["filter_subjects"] = list(terms.subjects)
+    if len(options.subjects) == 1:
+        config["filter_subject"] = options.subjects[0]
+    elif options.subjects:
+        config["filter_subjects"] = list(options.subjects)
     if stream.retention is Retention.LIMITS:
         # Of no worth to anybody else. That of a work queue must be kept as safely as its stream.
         config |= {"mem_storage": True, "num_replicas": 1}
-        if terms.trial:
+        if trial:
             config["ack_policy"] = "none"
             del config["max_ack_pending"]
     return config
@@ -257,9 +226,12 @@ MESSAGE_BYTES: Final = 512
 """What a message takes beside its payload, so that many small ones are bounded too."""
 FIRST_MESSAGES: Final = 64
 """What a feed asks for at first, and when nothing has come for long."""
+LARGEST_BYTES: Final = 16 * 2**20
+"""A request has room for a message of this size, whatever records may be: so that a large one can be told of."""
+BESIDE_BYTES: Final = 16 * 1024
+"""Room for subject, headers and reply beside the largest payload, when a request limits bytes."""
 AVERAGED_MESSAGES: Final = 16
 """Of which the average size is taken."""
-SAID_CHARACTERS_MAX: Final = 300
 AT_NS_MAX: Final = 2**63
 """Of a time as servers count it: in the year 2262."""
 _ACK: Final = "$JS.ACK."
@@ -416,28 +388,38 @@ class Reading:
     def __init__(
         self,
         client: NatsClient,
-        pulls: Pulls,
+        options: NatsOptions,
+        context: Context,
         *,
+        subject: str,
         stream: StreamFacts,
         start: Start,
-        where: str,
-        subjects: Sequence[str],
-        options: MessageOptions,
-        context: Context,
-        held_bytes_max: int,
     ) -> None:
-        """``held_bytes_max``: what all that was asked for may come to."""
+        """``subject`` is where the consumer is asked for messages."""
         self._client = client
-        self._pulls = pulls
-        self._created = stream.created
-        self._where = where
         self._options = options
         self._context = context
-        self._held_bytes_max = held_bytes_max
+        self._where = f"{options.location} {options.stream}"
+        self._created = stream.created
+        # A message that no request has room for would never come: also one that is too large, to be told.
+        largest = min(client.max_payload, max(options.max_record_bytes, LARGEST_BYTES))
+        bytes_max = max(options.buffer_bytes, largest + BESIDE_BYTES)
+        self._pulls = Pulls(
+            client.publish,
+            subject=subject,
+            inbox=client.records_to,
+            messages=options.batch_messages,
+            bytes_max=bytes_max,
+            heartbeat_s=min(HEARTBEAT_S_MAX, options.idle_timeout_s / HEARTBEATS_MISSED or HEARTBEAT_S_MAX),
+            room=context.room,
+        )
+        # What may wait is bounded by what is asked for. A server that sends more ends the connection, and nothing
+        # is lost by that: it is asked for again.
+        self._held_bytes_max = 2 * (bytes_max + options.batch_messages * BESIDE_BYTES)
         self._landed = self._seq = start.landed
         self._expected = start.landed + 1 if start.landed and start.gap is None else None
         """The sequence that comes next, if that is known."""
-        self._has_no_holes = stream.keeps_each and not subjects
+        self._has_no_holes = stream.keeps_each and not options.subjects
         """Whether a hole in the sequence means that something is missing: it was discarded; or it was
         acknowledged, and the sink has lost it."""
         self._acknowledges_each = stream.retention is Retention.WORK_QUEUE
@@ -446,11 +428,12 @@ class Reading:
             self._acknowledge, wanted=not context.trial
         )
         self._heard_at = asyncio.get_running_loop().time()
+        client.on_record = self._receive
 
     # -- in ------------------------------------------------------------------------------------------------
 
-    def receive(self, message: NatsMessage) -> None:
-        """Called for whatever the consumer sends."""
+    def _receive(self, message: NatsMessage) -> None:
+        """Takes whatever the consumer sends."""
         self._heard_at = asyncio.get_running_loop().time()
         if message.reply.startswith(_ACK):
             self._pulls.arrived(len(message.payload))

@@ -18,29 +18,27 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
-from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap, show_cursor
 from feedq.connectors.messages import (
-    MessageOptions,
+    READ_AHEAD_BYTES,
+    SAID_CHARACTERS_MAX,
     credential,
     oversize,
     payload_member,
     text_member,
 )
-from feedq.connectors.redis.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
+from feedq.connectors.redis.options import ID, ZERO, Id, RedisOptions, id_of, id_text, place_of
+from feedq.connectors.redis.resp import BrokenAnswer, LeftOut, RedisLink, RedisRefusal
 from feedq.connectors.wire.connection import open_connection
 from feedq.connectors.wire.dialing import bounded
-from feedq.connectors.wire.remote import Scheme, parse_location
 from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceUnavailable
 from feedq.records.batch import Batch, Records
 
-PORT = 6379
 BLOCK_MS_MAX: Final = 5_000
 """An XREAD that finds nothing is answered after this: the sign of life of a stream in which nothing happens."""
 COUNT_FIRST: Final = 16
@@ -51,18 +49,11 @@ FIELDS_MAX: Final = 10_000
 FIELD_NAME_BYTES_MAX: Final = 64 * 1024
 ENTRY_BYTES: Final = 64
 """What an entry takes beside its record, so that many small ones are bounded too."""
-SAID_CHARACTERS_MAX: Final = 300
 
-_PATH = re.compile(r"/?|/\d{1,5}")
 _CREDENTIALS = re.compile(r"WRONGPASS|NOAUTH|ERR (invalid password|AUTH|Client sent AUTH|.*'auth' command)")
 _MISTAKE = re.compile(r"MOVED|WRONGTYPE|ERR (unknown command|.*DB index)")
 """How the server refuses what is wrong however often it is tried."""
 _NO_CLIENT_NAME = re.compile(r"[^!-~]+")
-
-_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-
-Id: TypeAlias = tuple[int, int]
-"""Of an entry: what it is compared by."""
 
 
 class StreamEntry(NamedTuple):
@@ -76,74 +67,7 @@ class StreamEntry(NamedTuple):
     """What of it is over a limit, and over which; then it was not read."""
 
 
-ZERO: Final[Id] = (0, 0)
-"""Before every entry."""
-
 KEPT_ID_BYTES: Final = 64
-
-
-class RedisOptions(MessageOptions):
-    """Options of a feed with ``connector: redis``."""
-
-    SCHEMES: ClassVar[Mapping[str, Scheme]] = {
-        "redis": Scheme(tls=False, port=PORT),
-        "rediss": Scheme(tls=True, port=PORT),
-    }
-
-    url: str
-    """`redis://host` or `rediss://host` (TLS); default port 6379. A path such as `/2` selects a database."""
-    streams: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
-    """Streams to read. One that does not exist is waited for; while none does, the feed is `connecting`."""
-    start: Literal["beginning", "now"] = "beginning"
-    """Where a stream without a cursor begins. Until an entry has landed, `now` is the latest connection."""
-    field: Annotated[str | None, Field(min_length=1)] = None
-    """Field whose value is the record. Without it, and for an entry that lacks it, the record is a JSON
-    object of all fields, with values as strings."""
-    count: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    """Most entries of a stream per XREAD."""
-
-    def check_cursor(self, cursor: JSON) -> None:
-        ids = list(cursor.items()) if isinstance(cursor, dict) else [("", None)]
-        if any(not isinstance(text, str) or not _ID.fullmatch(text.encode()) for _, text in ids):
-            raise ValueError('must have an id for each stream, as {"orders": "1764064800000-0"} does')
-
-    def cursor_place(self, cursor: JSON) -> int:
-        if len(self.streams) > 1:
-            raise ValueError(
-                "of several streams nobody can tell what comes after it: declare a feed for each"
-            )
-        self.check_cursor(cursor)
-        text = cursor.get(self.streams[0]) if isinstance(cursor, dict) else None
-        return _place(_kept(text) if isinstance(text, str) else ZERO)
-
-    def cursor_said(self, said: JSON, like: JSON) -> JSON:
-        """An id, or the milliseconds that it begins with, of the one stream."""
-        if isinstance(said, str | int) and not isinstance(said, bool) and len(self.streams) == 1:
-            text = str(said)
-            said = {self.streams[0]: text if "-" in text else f"{text}-0"}
-        return super().cursor_said(said, like)
-
-    def cursor_at(self, cursor: JSON, at: datetime) -> JSON:
-        """An id begins with the milliseconds at which its entry was added."""
-        before = (int(at.timestamp() * 1000) - 1, 2**64 - 1)
-        known = cursor.items() if isinstance(cursor, dict) else ()
-        return {name: _text(min(before, _kept(text))) for name, text in known if isinstance(text, str)}
-
-    @field_validator("url")
-    @classmethod
-    def _check_database(cls, url: str) -> str:
-        if not _PATH.fullmatch(parse_location(url, cls.SCHEMES).target):
-            raise ValueError("has a path that is no database; write for instance redis://host/2")
-        return url
-
-    @field_validator("streams")
-    @classmethod
-    def _check_streams(cls, streams: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(streams):
-            raise ValueError("holds an empty name")
-        if len(set(streams)) < len(streams):
-            raise ValueError("names a stream twice")
-        return streams
 
 
 class RedisConnector:
@@ -241,7 +165,7 @@ class RedisConnector:
         last = _id(info.get(b"last-generated-id")) if info else ZERO
         if not isinstance(kept, str):
             return last if self._options.start == "now" else ZERO
-        position = _kept(kept)
+        position = id_of(kept)
         if info and last < position:
             return self._start_over(stream, last, position)
         if info and last > position and info.get(b"first-entry") is None:
@@ -251,7 +175,7 @@ class RedisConnector:
     def _start_over(self, stream: bytes, last: Id, position: Id) -> Id:
         """Ids only grow, unless a stream is deleted and made anew, or restored; then none may ever follow our
         position."""
-        made_anew = f"its last id {_text(last)} is before the cursor {_text(position)}: it was made anew"
+        made_anew = f"its last id {id_text(last)} is before the cursor {id_text(position)}: it was made anew"
         self._log_gap(stream, f"{made_anew}, and is read from its beginning")
         return ZERO
 
@@ -269,7 +193,7 @@ class RedisConnector:
     # -- reading -------------------------------------------------------------------------------------------
 
     def _ask(self, link: RedisLink, positions: Mapping[bytes, Id]) -> None:
-        ids = [_text(position) for position in positions.values()]
+        ids = [id_text(position) for position in positions.values()]
         link.send(
             *(("XRANGE", stream, "-", "+", "COUNT", 1) for stream in positions),
             ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", *positions, *ids),
@@ -288,11 +212,11 @@ class RedisConnector:
                 entry_id = _id(entry.id)
                 if entry_id <= positions[entry.stream]:
                     raise BrokenAnswer(
-                        f"an entry {_text(entry_id)} that comes before those that were asked for"
+                        f"an entry {id_text(entry_id)} that comes before those that were asked for"
                     )
-                if ends_at is not None and _place(entry_id) > ends_at:
+                if ends_at is not None and place_of(entry_id) > ends_at:
                     failure = EndReached(
-                        f"{self._location}: what was asked for ends before {_text(entry_id)}"
+                        f"{self._location}: what was asked for ends before {id_text(entry_id)}"
                     )
                     break
                 record = b"" if entry.too_large else self._record(entry)
@@ -325,7 +249,7 @@ class RedisConnector:
             for _ in range(await link.array(at_most=self._count)):
                 await _pair(link)
                 entry_id = await link.text(at_most=KEPT_ID_BYTES)
-                if isinstance(entry_id, LeftOut) or not _ID.fullmatch(entry_id):
+                if isinstance(entry_id, LeftOut) or not ID.fullmatch(entry_id):
                     raise BrokenAnswer("an entry with an id that is none")
                 yield await self._entry(link, stream, entry_id)
 
@@ -385,7 +309,7 @@ class RedisConnector:
         if oldest > position > ZERO:
             self._log_gap(
                 stream,
-                f"its oldest entry {_text(oldest)} is after the cursor {_text(position)}: "
+                f"its oldest entry {id_text(oldest)} is after the cursor {id_text(position)}: "
                 "entries between may have been trimmed",
             )
 
@@ -428,26 +352,15 @@ class RedisConnector:
 
 
 def _cursor(positions: Mapping[bytes, Id]) -> JSON:
-    return {stream.decode(): _text(position) for stream, position in positions.items() if position > ZERO}
+    return {stream.decode(): id_text(position) for stream, position in positions.items() if position > ZERO}
 
 
 def _id(text: Any) -> Id:
     """Raises `BrokenAnswer` for what a server should not call one."""
-    if not isinstance(text, bytes) or not _ID.fullmatch(text):
+    if not isinstance(text, bytes) or not ID.fullmatch(text):
         raise BrokenAnswer("an id that is none")
     milliseconds, _, sequence = text.partition(b"-")
     return int(milliseconds), int(sequence)
-
-
-def _kept(text: str) -> Id:
-    """The id in a cursor."""
-    milliseconds, _, sequence = text.partition("-")
-    return int(milliseconds), int(sequence or 0)
-
-
-def _place(entry_id: Id) -> int:
-    """An id as one number."""
-    return (entry_id[0] << 64) + entry_id[1]
 
 
 def _oldest(answer: Any) -> Id:
@@ -463,10 +376,6 @@ def _oldest(answer: Any) -> Id:
 async def _pair(link: RedisLink) -> None:
     if await link.array(at_most=2) != 2:
         raise BrokenAnswer("a stream or an entry that is no pair")
-
-
-def _text(entry_id: Id) -> str:
-    return f"{entry_id[0]}-{entry_id[1]}"
 
 
 def _pairs(info: Any) -> dict[Any, Any]:

@@ -15,8 +15,6 @@ from typing import Any, Final, NamedTuple
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import SourceSilent, SourceUnavailable
 
-READ_AHEAD_BYTES: Final = 256 * 1024
-"""What may wait to be read before the server is held back."""
 LINE_BYTES_MAX: Final = 4 * 1024
 """Of a line that begins a value; errors are no longer either."""
 TEXT_BYTES_MAX: Final = 512 * 2**20

@@ -20,10 +20,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum, auto
 from math import inf
-from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidMessage, InvalidStatus, NegotiationError
 from websockets.frames import CloseCode
@@ -34,14 +32,13 @@ from websockets.uri import WebSocketURI
 
 from feedq.connectors.base import Context
 from feedq.connectors.websocket.frames import FRAGMENTS_MAX, MessageReader
+from feedq.connectors.websocket.options import WebsocketOptions
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.dialing import bounded
-from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme
-from feedq.connectors.wire.request import TOKEN, RequestOptions, retry_after_s, status_name
+from feedq.connectors.wire.request import retry_after_s, status_name
 from feedq.core.clock import Clock
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.records.framing import RECORD_BYTES_MAX
 from feedq.records.turns import in_turns
 from feedq.secrets import Masker
 
@@ -65,49 +62,12 @@ _RESERVED_BITS = "reserved bits must be 0"
 _NOT_COMPRESSED = "feedq does not offer compression (permessage-deflate): turn it off at the server"
 
 
-class WebsocketConnectionOptions(RequestOptions):
-    """What is asked of a server, and when to give up; durations of 0 are never."""
-
-    SCHEMES: ClassVar[Mapping[str, Scheme]] = {"ws": Scheme(tls=False, port=80), "wss": Scheme(True, 443)}
-    OWN_HEADERS: ClassVar[frozenset[str]] = RequestOptions.OWN_HEADERS | {
-        f"sec-websocket-{name}" for name in ("accept", "extensions", "key", "protocol", "version")
-    }
-
-    url: str
-    """`ws://host/path` or `wss://host/path`. Path and query take placeholders."""
-    subprotocols: tuple[str, ...] = ()
-    """Subprotocols to offer, preferred ones first."""
-    ping_interval_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
-    """Time between pings that feedq sends; 0 sends none."""
-    ping_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
-    """Reconnects when nothing arrives for this long after a ping; 0 disables it."""
-    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
-    """After this long without a message the feed is stalled and reconnects; 0 disables it. Pings do not
-    count, messages to `ignore` do."""
-    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """A larger message fails the feed, after everything before it has landed."""
-
-    @field_validator("subprotocols", mode="before")
-    @classmethod
-    def _split_subprotocols(cls, value: object) -> object:
-        # No name of one holds a comma: in the header, too, it stands between them.
-        return tuple(map(str.strip, value.split(","))) if isinstance(value, str) else value
-
-    @field_validator("subprotocols")
-    @classmethod
-    def _check_subprotocols(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if not TOKEN.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a subprotocol")
-        return names
-
-
 class Websocket:
     """An open connection. Only `open_websocket` makes one."""
 
     def __init__(
         self,
-        options: WebsocketConnectionOptions,
+        options: WebsocketOptions,
         connection: Connection,
         protocol: ClientProtocol,
         *,
@@ -333,7 +293,7 @@ class Pulse:
         )
 
 
-async def open_websocket(options: WebsocketConnectionOptions, cursor: JSON, context: Context) -> Websocket:
+async def open_websocket(options: WebsocketOptions, cursor: JSON, context: Context) -> Websocket:
     """Connect and shake hands, all of it within ``connect_timeout_s``.
 
     Raises:
@@ -360,7 +320,7 @@ async def open_websocket(options: WebsocketConnectionOptions, cursor: JSON, cont
             raise
 
 
-def _protocol(options: WebsocketConnectionOptions, target: str) -> ClientProtocol:
+def _protocol(options: WebsocketOptions, target: str) -> ClientProtocol:
     at = options.location
     path, _, query = target.partition("?")
     return ClientProtocol(

@@ -11,17 +11,16 @@ ends the stream, with everything before it given out; it cannot be skipped, for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
-from pydantic import ValidationInfo, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
+from feedq.connectors.base import ConnectorOptions, Context, show_cursor
 from feedq.connectors.reading import RecordStream
-from feedq.connectors.record_options import CursorOptions, line_framer
-from feedq.connectors.websocket.connection import WebsocketConnectionOptions, open_websocket
-from feedq.connectors.wire.remote import check_template
+from feedq.connectors.record_options import line_framer
+from feedq.connectors.websocket.connection import open_websocket
+from feedq.connectors.websocket.options import Rule, Scalar, WebsocketOptions
 from feedq.core.model import JSON
 from feedq.errors import FeedqError
 from feedq.records.batch import Batch, Records, as_lines
@@ -31,53 +30,11 @@ from feedq.records.framing import (
     HeaderlessFramer,
     Refusal,
 )
-from feedq.records.pointer import MISSING, Missing, TextPointers, parse_pointer
+from feedq.records.pointer import MISSING, Missing, TextPointers
 from feedq.records.template import fill_in
 
-Scalar = bool | int | float | str | None
-Rule = Mapping[str, Scalar]
-"""JSON pointers and the values that a record must have there, all of them."""
 VALUE_BYTES_MAX = 64 * 1024
 """A longer text is not compared: no heartbeat is told by so much."""
-
-
-class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):
-    """Options of a feed with ``connector: websocket``."""
-
-    subscribe: tuple[str, ...] = ()
-    """Text message, or a list of them, sent once connected. Takes placeholders."""
-    split: Literal["message", "lines"] = "message"
-    """What a message holds: one record (`message`), or one or more `lines`, which end with LF or CRLF. Empty
-    ones are skipped. CSV is always read as lines."""
-    ignore: tuple[dict[str, Scalar], ...] = ()
-    """Records to drop, such as heartbeats: a list of mappings of JSON pointers to values, such as `[{/event:
-    heartbeat}, {/type: ack}]`. A record must have all values of one entry. Needs `format: json`."""
-
-    @field_validator("subscribe", mode="before", json_schema_input_type=str | list[str])
-    @classmethod
-    def _one_is_a_list(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("subscribe")
-    @classmethod
-    def _check_subscribe(cls, texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        for text in texts:
-            check_template(text, info)
-        return texts
-
-    @field_validator("ignore")
-    @classmethod
-    def _check_ignore(
-        cls, rules: tuple[dict[str, Scalar], ...], info: ValidationInfo
-    ) -> tuple[dict[str, Scalar], ...]:
-        if rules:
-            check_format(info, "json")
-        for rule in rules:
-            if not rule:
-                raise ValueError("holds an entry without a pointer, which would match every record")
-            for pointer in rule:
-                parse_pointer(pointer)
-        return rules
 
 
 class Ignored:
