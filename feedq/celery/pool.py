@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from celery.concurrency.base import BasePool, apply_target
 from celery.utils.functional import noop
@@ -33,12 +33,13 @@ from feedq.celery.tasks import RECONCILE, STREAM_FEED, parse_key
 from feedq.core.model import FeedKey
 from feedq.settings import settings
 from feedq.telemetry.logs import LogEvent, log
-from feedq.worker.supervisor import Supervisor, TaskCallbacks
+from feedq.worker.supervisor import Supervisor
 from feedq.worker.thread_pool import Lane, ThreadPool
 
 CLAIM_WINDOW = 256
 """Messages of `stream_feed` that a worker takes before it acknowledges: fewer, and round trips to the broker pace
 a start of thousands of feeds."""
+_NOTHING: Final[dict[str, Any]] = {}
 CLOSE_GRACE_S = 0.3
 """What reconcile and the callbacks get to end by themselves."""
 
@@ -99,7 +100,7 @@ class StreamPool(BasePool):
         callback: Callable[..., Any] | None = None,
         accept_callback: Callable[..., Any] | None = None,
         **_: Any,
-    ) -> Running:
+    ) -> Running | _Stream:
         if args and args[0] == STREAM_FEED:
             return self._stream(args, callback, accept_callback)
         lane = self._control if args and args[0] == RECONCILE else self._tasks
@@ -118,7 +119,7 @@ class StreamPool(BasePool):
         args: tuple[Any, ...],
         callback: Callable[..., Any] | None,
         accept_callback: Callable[..., Any] | None,
-    ) -> Running:
+    ) -> _Stream:
         stream = _Stream(self, callback, accept_callback)
         try:
             key = _key(args)
@@ -129,8 +130,8 @@ class StreamPool(BasePool):
         if self.supervisor is None:
             stream.drop("this worker is not ready")
             return stream
-        stream.cancel = partial(self.supervisor.cancel, key[0])
-        self.supervisor.offer(key, TaskCallbacks(stream.accepted, stream.finished))
+        stream.feed_id = key[0]
+        self.supervisor.offer(key, stream)
         return stream
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
@@ -163,15 +164,15 @@ class Running:
         self.cancel = None
 
     def terminate(self, signal: Any = None) -> None:
-        """A stream stops and its feed is placed again; a task that waits is dropped, one that runs goes on."""
+        """A task that waits is dropped, one that runs goes on."""
         if self.cancel is not None:
             self.cancel()
 
 
-class _Stream(Running):
-    """Tells Celery what becomes of one feed's task."""
+class _Stream:
+    """The same of a feed, which tells Celery what becomes of its task (`TaskCallbacks`)."""
 
-    __slots__ = ("_accept_callback", "_callback", "_pool", "_started")
+    __slots__ = ("__weakref__", "_accept_callback", "_callback", "_pool", "_started", "feed_id")
 
     def __init__(
         self,
@@ -179,7 +180,8 @@ class _Stream(Running):
         callback: Callable[..., Any] | None,
         accept_callback: Callable[..., Any] | None,
     ) -> None:
-        super().__init__()
+        self.feed_id: int | None = None
+        """The feed, as long as its task is under way."""
         self._pool = pool
         self._callback, self._accept_callback = callback, accept_callback
         self._started = monotonic()
@@ -190,9 +192,14 @@ class _Stream(Running):
             self._accept_callback = None
 
     def finished(self, why: str) -> None:
-        self.done()
+        self.feed_id = None
         if self._callback is not None:
             self._pool.call_later(self._callback, (0, why, monotonic() - self._started))
+
+    def terminate(self, signal: Any = None) -> None:
+        """The stream stops, and its feed is placed again."""
+        if self.feed_id is not None and self._pool.supervisor is not None:
+            self._pool.supervisor.cancel(self.feed_id)
 
     def drop(self, why: str) -> None:
         self.accepted()
@@ -211,14 +218,25 @@ def _accept(accept_callback: Callable[..., Any]) -> None:
     """Tell Celery, which acknowledges the message; then forget the message.
 
     Celery keeps the request for as long as the stream runs, to show it and to revoke it by its id. The message,
-    two copies of its headers and the means to acknowledge it are most of it, kilobytes a feed, and of no more use.
+    what was decoded of it, two copies of its headers and the means to acknowledge it are most of it, kilobytes a
+    feed, and of no more use.
     """
     accept_callback(os.getpid(), monotonic())
     if isinstance(request := getattr(accept_callback, "__self__", None), Request):
         request._message = None
         request._body = b""
-        request._request_dict = {}
+        request._request_dict = _NOTHING
         request._on_ack = request._on_reject = noop
+        request._Request__payload = None
+        request._type = request.name = STREAM_FEED
+        request._root_id, request.time_limits = request.id, Request.time_limits
+        request._delivery_info = _shared(tuple(request._delivery_info.items()))
+
+
+@lru_cache(maxsize=16)
+def _shared(items: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """One mapping for all requests that came the same way."""
+    return dict(items)
 
 
 def _watched(job: Callable[[], object]) -> None:

@@ -178,6 +178,7 @@ class TcpConnector:
             while data := await connection.receive(piece_bytes=self._options.piece_bytes):
                 for batch in stream.take(data):
                     yield batch
+                    del batch  # or it would stay in memory until the next one comes
         finally:
             connection.close()
         raise self._closed(discarded=framer.pending, heard=stream.was_heard)

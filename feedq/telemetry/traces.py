@@ -85,19 +85,22 @@ def flush() -> None:
 class FeedTrace:
     """The trace of one claim of a feed. What its task logs, and spans of libraries in it, belong to it."""
 
-    def __init__(self, feed: Feed, key: FeedKey) -> None:
-        self._feed, self._key = feed, key
+    __slots__ = ("_name", "_part", "_whole")
+
+    def __init__(self) -> None:
+        self._name = ""
         self._whole: Span = trace.INVALID_SPAN
         self._part: Span | None = None
 
-    def begin(self) -> None:
+    def begin(self, feed: Feed, key: FeedKey) -> None:
         """Start the trace, in the task that runs the feed."""
-        spec = self._feed.spec
+        spec = feed.spec
+        self._name = spec.name
         attributes: dict[str, str | int] = {
             "feedq.feed": spec.name,
             "feedq.tenant": spec.tenant,
             "feedq.connector": spec.connector,
-            "feedq.epoch": self._key[1],
+            "feedq.epoch": key[1],
             **{f"feedq.label.{name}": value for name, value in spec.labels.items()},
         }
         self._whole = _tracer.start_span("feedq.feed", attributes=attributes)
@@ -132,8 +135,8 @@ class FeedTrace:
     def end(self) -> None:
         """The feed is no longer here. May be repeated."""
         self.landed()
-        if _contexts.get(self._feed.name) == self._whole.get_span_context():
-            del _contexts[self._feed.name]
+        if _contexts.get(self._name) == self._whole.get_span_context():
+            del _contexts[self._name]
 
     def _follow(self, name: str) -> None:
         if self._whole.is_recording():

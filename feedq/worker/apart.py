@@ -260,7 +260,7 @@ def run_feed(
 
     Blocks. Raises `LeaseLost` and `Unavailable`, when the lease could not be taken over.
     """
-    from feedq.worker.supervisor import Supervisor, TaskCallbacks
+    from feedq.worker.supervisor import Supervisor
     from feedq.worker.watch import Watch
 
     supervisor = Supervisor(
@@ -271,18 +271,27 @@ def run_feed(
         watch=Watch(activity, Limits(s.stall_s, 0)),
         is_apart=True,
     )
-    released, ended = Event(), Event()
+    released, ended = Event(), _Ended()
     signal.signal(RELEASE_SIGNAL, lambda *_: released.set())
     signal.signal(signal.SIGTERM, lambda *_: supervisor.drain())
     supervisor.start()
     # As if the message of the assignment had come.
-    supervisor.offer(key, TaskCallbacks(accepted=lambda: None, finished=lambda _: ended.set()))
+    supervisor.offer(key, ended)
     while not ended.wait(CHECK_S):
         if released.is_set():
             supervisor.cancel(key[0])
         if os.getppid() != parent:
             supervisor.drain()
     supervisor.join()
+
+
+class _Ended(Event):
+    """Set once the feed has ended, which the supervisor tells as it would the pool."""
+
+    def accepted(self) -> None: ...
+
+    def finished(self, why: str) -> None:
+        self.set()
 
 
 def _take_over(store: PostgresStore, key: FeedKey, owner: UUID, s: Settings) -> Worker:

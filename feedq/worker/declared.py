@@ -1,8 +1,8 @@
 """What feeds declare: their options, where they land, and where a backfill ends.
 
-Options are parsed once for all feeds of a worker that declare the same. Thousands of feeds of one provider
-differ in their name only, which stands in for itself in their templates. To keep and to check the same options
-for each of them would be a good part of what a feed costs.
+Options are parsed and kept once for all feeds of a worker that declare the same. Thousands of feeds of one
+provider differ in their name only, which stands in for itself in their templates. To keep and to check the same
+options for each of them would be a good part of what a feed costs.
 
 The end of a backfill is judged batch by batch, before anything is handed to the writer: nothing beyond it ever
 lands, and the checkpoint that is committed with the last batch says by itself that it was the last. So whoever
@@ -11,16 +11,16 @@ takes over after a kill, at whichever step, comes to the same end.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.core.model import JSON, Feed
+from feedq.core.model import JSON, Feed, FeedSpec
 from feedq.errors import EndReached, FeedMisconfigured
 from feedq.records.batch import Batch
 from feedq.sinks.base import Target, parse_sink, target_of
@@ -38,26 +38,9 @@ class Declared:
     target: Target
 
 
-def declared(feed: Feed) -> Declared:
+def declared(spec: FeedSpec) -> Declared:
     """Raises `InvalidInput`."""
-    spec = feed.spec
     return _parse(spec.connector, msgspec.json.encode(spec.source), msgspec.json.encode(spec.sink))
-
-
-def lean(feed: Feed) -> Feed:
-    """Return the same feed with its options shared with those of equal ones."""
-    options = {"source": _shared(feed.spec.source), "sink": _shared(feed.spec.sink)}
-    return replace(feed, spec=feed.spec.model_copy(update=options))
-
-
-def _shared(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _decode(msgspec.json.encode(options))
-
-
-@lru_cache(DECLARATIONS_MAX)
-def _decode(options: bytes) -> Mapping[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(options)
-    return decoded
 
 
 @lru_cache(DECLARATIONS_MAX)

@@ -161,6 +161,8 @@ class LeaseClient:
                     self._claim(worker_id, few)
             if group.claims:
                 self._claimed_at = monotonic()
+            # Or what was reported would stay in memory until something else is asked.
+            del group
 
     def _gather(self) -> _Group | None:
         """Take what was asked, and after several claims in a row what is asked within a moment more. None: there

@@ -37,8 +37,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from random import Random
 from threading import Lock
 from typing import Final
@@ -55,7 +54,6 @@ from feedq.core.limits import (
     Turn,
     starts_together,
 )
-from feedq.core.model import Feed
 from feedq.core.values import EVERY_OTHER
 from feedq.records.batch import Batch
 from feedq.telemetry.metrics import CONNECTS, CONNECTS_WAITING, THROTTLED_SECONDS
@@ -214,23 +212,21 @@ table may be gone."""
 
 
 class FeedThrottle:
-    """The limits that one feed has to keep to."""
+    """The limits that one feed has to keep to while it is here, which is as long as a ``with`` block of this."""
 
-    __slots__ = ("_clock", "_is_waiting", "_lock", "_throttles", "_waiting_bytes_max")
+    __slots__ = ("_is_waiting", "_pacing", "_tenant", "_throttles")
 
-    def __init__(
-        self,
-        throttles: tuple[Throttle, ...],
-        clock: Clock,
-        lock: Lock,
-        *,
-        waiting_bytes_max: Callable[[], int],
-    ) -> None:
-        self._throttles = throttles
-        self._clock = clock
-        self._lock = lock
-        self._waiting_bytes_max = waiting_bytes_max
+    def __init__(self, pacing: Pacing, tenant: str | None, throttles: tuple[Throttle, ...]) -> None:
+        """``tenant``: whose limit is one of these, if one is."""
+        self._pacing, self._tenant, self._throttles = pacing, tenant, throttles
         self._is_waiting = False
+
+    def __enter__(self) -> FeedThrottle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._throttles:
+            self._pacing.leave(self._tenant)
 
     @property
     def is_limited(self) -> bool:
@@ -241,7 +237,7 @@ class FeedThrottle:
     def bytes_max(self) -> int | None:
         """The bytes that the feed may keep of what it has not taken yet; None while it need not wait for
         anything."""
-        return self._waiting_bytes_max() if self._is_waiting else None
+        return self._pacing.waiting_bytes_max if self._is_waiting else None
 
     def room(self, room: Room) -> Room:
         """The worker's memory as the feed's connection is to see it."""
@@ -251,9 +247,9 @@ class FeedThrottle:
         """Account for a batch that was taken, and wait until the next one may be, or there is a reason not to."""
         if not self._throttles:
             return
-        # Feeds of one tenant may run on threads of their own, and shares change on yet another.
-        with self._lock:
-            now = self._clock.monotonic()
+        # Shares change on another thread.
+        with self._pacing.lock:
+            now = self._pacing.clock.monotonic()
             turns = [(t, t.take(rows=batch.count, size=batch.size, now=now)) for t in self._throttles]
         try:
             while (wait_s := self._wait_s(turns)) > 0 and not unless():
@@ -265,8 +261,8 @@ class FeedThrottle:
             self._is_waiting = False
 
     def _wait_s(self, turns: list[tuple[Throttle, Turn]]) -> float:
-        with self._lock:
-            now = self._clock.monotonic()
+        with self._pacing.lock:
+            now = self._pacing.clock.monotonic()
             return max(throttle.wait_s(turn, now=now) for throttle, turn in turns)
 
 
@@ -302,62 +298,55 @@ class Pacing:
     ) -> None:
         """``room_bytes``: the worker's memory for what is not committed yet."""
         self._limits = {tenant: limits for tenant, limits in tenant_limits.items() if limits != UNLIMITED}
-        self._clock = clock
+        self.clock, self.lock = clock, Lock()
         self._room_bytes = room_bytes
-        self._lock = Lock()
         self._limited = 0
         """Feeds here that have a limit, their own or their tenant's."""
         self._here: Counter[str] = Counter()
         self._throttles: dict[str, Throttle] = {}
+        self._unlimited = FeedThrottle(self, None, ())
+        """For all feeds that have no limit: there is nothing to remember of them."""
 
-    @contextmanager
-    def of(self, feed: Feed, limits: RateLimits) -> Iterator[FeedThrottle]:
-        """Return the limits that a feed has to keep to while it is here."""
-        own = () if limits == UNLIMITED else (Throttle(limits, now=self._clock.monotonic()),)
-        shared = self._join(feed.spec.tenant)
-        self._count_limited(1 if own or shared else 0)
-        try:
-            yield FeedThrottle(
-                own + shared, self._clock, self._lock, waiting_bytes_max=self._waiting_bytes_max
-            )
-        finally:
-            self._count_limited(-1 if own or shared else 0)
-            if shared:
-                self._leave(feed.spec.tenant)
-
-    def _count_limited(self, change: int) -> None:
-        with self._lock:
-            self._limited += change
-
-    def _waiting_bytes_max(self) -> int:
-        return int(self._room_bytes * WAITING_PART) // max(1, self._limited)
-
-    def _join(self, tenant: str) -> tuple[Throttle, ...]:
+    def of(self, tenant: str, limits: RateLimits) -> FeedThrottle:
+        """Return the limits that a feed of a tenant, with limits of its own, has to keep to while it is here."""
         limit = self._limits.get(tenant) or (self._limits.get(EVERY_OTHER) if tenant else None)
-        if limit is None:
-            return ()
-        with self._lock:
+        if limit is None and limits == UNLIMITED:
+            return self._unlimited
+        now = self.clock.monotonic()
+        throttles = () if limits == UNLIMITED else (Throttle(limits, now=now),)
+        with self.lock:
+            self._limited += 1
+            if limit is None:
+                return FeedThrottle(self, None, throttles)
             self._here[tenant] += 1
             if tenant not in self._throttles:
-                self._throttles[tenant] = Throttle(limit, now=self._clock.monotonic())
-            return (self._throttles[tenant],)
+                self._throttles[tenant] = Throttle(limit, now=now)
+            return FeedThrottle(self, tenant, (*throttles, self._throttles[tenant]))
 
-    def _leave(self, tenant: str) -> None:
-        with self._lock:
-            self._here[tenant] -= 1
-            if not self._here[tenant]:
-                del self._here[tenant], self._throttles[tenant]
+    def leave(self, tenant: str | None) -> None:
+        """A feed with a limit is no longer here; ``tenant``: it had a share of this tenant's."""
+        with self.lock:
+            self._limited -= 1
+            if tenant is not None:
+                self._here[tenant] -= 1
+                if not self._here[tenant]:
+                    del self._here[tenant], self._throttles[tenant]
+
+    @property
+    def waiting_bytes_max(self) -> int:
+        """The bytes that one feed may keep while it waits."""
+        return int(self._room_bytes * WAITING_PART) // max(1, self._limited)
 
     def limited_tenants(self) -> list[str]:
         """Return the tenants with limits that have feeds here: `share` wants to know how many they have
         everywhere."""
-        with self._lock:
+        with self.lock:
             return list(self._here)
 
     def share(self, running: Mapping[str, int]) -> None:
         """``running`` feeds of each tenant on all workers, as the control database says."""
-        now = self._clock.monotonic()
-        with self._lock:
+        now = self.clock.monotonic()
+        with self.lock:
             for tenant, throttle in self._throttles.items():
                 if tenant in running:
                     # Ours may be more than it has heard of: then all there is, is here.

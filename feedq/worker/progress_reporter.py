@@ -19,9 +19,9 @@ from uuid import UUID
 from feedq.core.clock import Clock
 from feedq.core.lease import Owner, running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
-from feedq.core.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
+from feedq.core.model import Claim, Lease, LeaseState, Progress, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
-from feedq.sinks.event_time import EventTime
+from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log
 from feedq.worker.batch_queue import BatchQueue
@@ -43,7 +43,6 @@ class FeedProgress:
     def __init__(
         self,
         claim: Claim,
-        feed: Feed,
         retries: FeedRetries,
         *,
         clock: Clock,
@@ -56,8 +55,8 @@ class FeedProgress:
         self.sink: str | None = None
         """The name of its sink, once it runs."""
         self.batch_queue: BatchQueue | None = None
-        self.has_event_times = False
-        """Whether `max_event_lag` is expected of it."""
+        self.event_times: EventTimeReader | None = None
+        """What reads the event times of its records, if `max_event_lag` is expected of it."""
         self.stalled = False
         """Whether its source was silent for too long, and has not sent anything since."""
         self.error: str | None = None
@@ -69,7 +68,7 @@ class FeedProgress:
         self._noticed: dict[str, str] = {}
         self._notices: dict[str, str | None] = {}
         """The notices since the last report."""
-        self._feed, self._retries, self._clock = feed, retries, clock
+        self._feed, self._retries, self._clock = claim.feed.name, retries, clock
         self._masked, self._sinks = masked, sinks
         self._sink_error: str | None = None
         self._quarantined = claim.quarantined
@@ -95,7 +94,7 @@ class FeedProgress:
         key, said = self._masked(key), self._masked(said)[:NOTICE_CHARS_MAX]
         if self._noticed.get(key) != said and len(self._noticed) < NOTICES_MAX:
             self._noticed[key] = self._notices[key] = said
-            logger.warning(LogEvent.FEED_NOTICED, feed=self._feed.name, about=key, said=said)
+            logger.warning(LogEvent.FEED_NOTICED, feed=self._feed, about=key, said=said)
             return True
         return False
 
@@ -143,7 +142,7 @@ class FeedProgress:
             sink_error=sink_error,
             rewind=rewind,
             noticed=self._take_notices(),
-            has_event_times=self.has_event_times,
+            has_event_times=self.event_times is not None,
             event_at=event_time.at,
             event_fault=None if event_time.fault is None else self._masked(event_time.fault),
             **dict(zip(("rows_per_s", "bytes_per_s", "dead_per_s"), self._per_s, strict=True)),

@@ -17,20 +17,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from random import Random
 from traceback import format_exception
+from types import MappingProxyType
 
 from feedq.connectors.base import Connector, Context, load_connector, tell_if_unanswered
 from feedq.connectors.blocking import open_stream
 from feedq.core.backoff import BackoffPolicy, RetryElsewhere
 from feedq.core.clock import Clock
 from feedq.core.expectations import Expectation, Expectations
-from feedq.core.model import JSON, Claim, FeedKey, Loss, Reason, Release, Rewind, known_as
+from feedq.core.model import JSON, Claim, Feed, FeedKey, Loss, Reason, Release, Rewind, known_as
 from feedq.core.permission import Permissions
 from feedq.errors import (
     CheckpointLost,
@@ -59,7 +60,7 @@ from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.telemetry.metrics import FENCED, RECONNECTS, SINK_REWINDS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.declared import BackfillEnd, Declared, declared, lean
+from feedq.worker.declared import BackfillEnd, Declared, declared
 from feedq.worker.first_records import FirstRecords
 from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
@@ -72,6 +73,8 @@ UNEXPECTED_RETRY_S = 5.0
 CANCEL_AGAIN_S = 1.0
 """A connector has this long to end after a cancellation. One that swallowed it is cancelled again, with the next
 request, of which there is one a heartbeat; sooner, we would only disturb it while it tidies up."""
+
+NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 
 logger = log(__name__)
 
@@ -120,11 +123,15 @@ class FeedRunner:
     def __init__(self, claim: Claim, worker: WorkerServices) -> None:
         self._worker = worker
         self.sockets = Sockets()
-        self.feed = lean(claim.feed)
+        feed = claim.feed
+        self.name, self._tenant, self._identity = feed.name, feed.spec.tenant, feed.identity
+        self._initial_cursor = feed.spec.initial_cursor
+        self._unread: Feed | None = feed
+        """The declaration, until it is read: what a feed needs of it to stream is much less."""
+        self._kind: type[Connector]
         self._retries = FeedRetries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
         self.progress = FeedProgress(
             claim,
-            self.feed,
             self._retries,
             clock=worker.clock,
             masked=self.masked,
@@ -143,7 +150,7 @@ class FeedRunner:
         """Will tell that the source does not answer."""
         self._must_fence = False
         """Whether its batch queue has failed, though the stream has not: it gets another one."""
-        self._secrets: dict[str, str] = {}
+        self._secrets: Mapping[str, str] = NO_SECRETS
         self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
         self._blame: Loss | None = None
@@ -152,7 +159,7 @@ class FeedRunner:
         """The queue that has got all that a backfill is to read."""
         self._landed_before = 0
         """What the sink had when it was fenced, besides what the queue counts."""
-        self._trace = FeedTrace(self.feed, self.key)
+        self._trace = FeedTrace()
         self.tap: RecordTap | None = None
 
     @property
@@ -203,54 +210,50 @@ class FeedRunner:
     async def run(self) -> Release | None:
         """Stream until the lease ends. Never raises for what a feed, its source or its sink can do."""
         self._task = asyncio.current_task()
-        self._trace.begin()
         try:
-            return await self._stream_until_ended()
+            what = self._read_declaration()
+            with self._worker.pacing.of(self._tenant, what.options.limits) as pace:
+                while True:
+                    # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
+                    if self._interrupt is None:
+                        ended = await self._attempt(what, pace)
+                        if ended is not None:
+                            return ended
+                    match self._take_interrupt():
+                        case Interrupt.LOST:
+                            return None
+                        case Interrupt.STOP:
+                            return await self._commit_and_release(what.sink)
+                    # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
         except LeaseLost as error:
             FENCED.inc()
-            logger.warning(LogEvent.FEED_FENCED, feed=self.feed.name, epoch=self.key[1], error=str(error))
+            logger.warning(LogEvent.FEED_FENCED, feed=self.name, epoch=self.key[1], error=str(error))
             return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
-            message = self.masked(error)
-            say = logger.debug if self._retries.rechecks else logger.error
-            self._retries.unusable()
-            say(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
-            # What came before the record that cannot pass is to be in the table when a person looks.
-            try:
-                with contextlib.suppress(FeedqError):
-                    await self._await_commits()
-            except asyncio.CancelledError:
-                if self._interrupt is None:
-                    raise
-                if self._interrupt is Interrupt.LOST:
-                    return None
-            return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_recheck_s())
+            return await self._release_unusable(error)
         finally:
             self._task = None
             self._trace.end()
             if self._batch_queue is not None:
                 self._batch_queue.abandon()
 
-    async def _stream_until_ended(self) -> Release | None:
-        kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
+    def _read_declaration(self) -> Declared:
+        """Raises `InvalidInput`."""
+        feed, self._unread = self._unread, None
+        assert feed is not None
+        self._trace.begin(feed, self.key)
+        self._kind = load_connector(feed.spec.connector)
+        what = declared(feed.spec)
         self.progress.sink = what.sink
-        self._backfill_end = BackfillEnd.of(self.feed, what.options)
+        self._backfill_end = BackfillEnd.of(feed, what.options)
         self.progress.watch = FieldWatch() if what.target.drift is not Drift.IGNORE else None
-        with self._worker.pacing.of(self.feed, what.options.limits) as pace:
-            while True:
-                # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
-                if self._interrupt is None:
-                    ended = await self._attempt(kind, what, pace)
-                    if ended is not None:
-                        return ended
-                match self._take_interrupt():
-                    case Interrupt.LOST:
-                        return None
-                    case Interrupt.STOP:
-                        return await self._commit_and_release(what.sink)
-                # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
+        expected = self._worker.expected(feed.spec.tenant, feed.spec.expect)
+        lag = expected.get(Expectation.MAX_EVENT_LAG)
+        if lag is not None:
+            self.progress.event_times = event_time_reader(lag["at"], what.target)
+        return what
 
-    async def _attempt(self, kind: type[Connector], what: Declared, pace: FeedThrottle) -> Release | None:
+    async def _attempt(self, what: Declared, pace: FeedThrottle) -> Release | None:
         """Make one connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if what.options.secrets and self._masker is None:
@@ -268,7 +271,7 @@ class FeedRunner:
             self._after_loss = False
             self._retries.begin()
             self._trace.connecting()
-            await self._stream(self._open_stream(kind, what, batch_queue, pace), batch_queue, pace)
+            await self._stream(self._open_stream(what, batch_queue, pace), batch_queue, pace)
         except EndReached:
             # What is on its way is decided first, with the next turn of this.
             self._read_whole = self._batch_queue
@@ -291,16 +294,16 @@ class FeedRunner:
         self._secrets = await asyncio.to_thread(
             resolve_secrets,
             what.options.secrets,
-            tenant=self.feed.spec.tenant,
+            tenant=self._tenant,
             permissions=self._worker.permissions,
         )
         self._masker = await asyncio.to_thread(Masker, self._secrets.values())
 
     def _open_stream(
-        self, kind: type[Connector], what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
+        self, what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
     ) -> AsyncGenerator[Batch, None]:
         context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
-        stream = open_stream(kind, what.options, context=context, cursor=cursor)
+        stream = open_stream(self._kind, what.options, context=context, cursor=cursor)
         self._first_records = FirstRecords(what.options, what.target, from_beginning=cursor is None)
         # After a failure, the status has that already: the same news with each try would only cost writes.
         if not self._retries.attempts:
@@ -338,15 +341,10 @@ class FeedRunner:
         self._retries.fenced()
         self._must_fence = False
         batch_queue = self._worker.sinks.open_batch_queue(
-            what.sink, self.key, known_as(self.feed.name), what.target, fenced, self._progressed
+            what.sink, self.key, known_as(self.name), what.target, fenced, self._progressed
         )
-        lag = self._worker.expected(self.feed.spec.tenant, self.feed.spec.expect).get(
-            Expectation.MAX_EVENT_LAG
-        )
-        if lag is not None:
-            batch_queue.event_times = event_time_reader(lag["at"], what.target)
-            self.progress.has_event_times = True
         batch_queue.tap, batch_queue.watch = self.tap, self.progress.watch
+        batch_queue.event_times = self.progress.event_times
         if failed is not None:
             batch_queue.take_over(failed)
         self._landed_before = fenced.records - batch_queue.landed
@@ -361,14 +359,14 @@ class FeedRunner:
         """Say that nobody has taken the checkpoint from us, and that it has changed all the same."""
         SINK_REWINDS.inc()
         self.progress.rewind = rewind
-        logger.warning(LogEvent.SINK_REWOUND, feed=self.feed.name, sink=rewind.sink, epoch=self.key[1])
+        logger.warning(LogEvent.SINK_REWOUND, feed=self.name, sink=rewind.sink, epoch=self.key[1])
         self._worker.on_progress(self.progress)
 
     async def _fence(self, sink_name: str, target: Target, *, had_it: bool) -> Fenced:
         """Take the checkpoint, under a higher epoch if the control database has forgotten one; but not back from
         who took it from us: two that have copies of one control database would do that without end."""
         while True:
-            request = FenceRequest(self.key[0], self.feed.name, self.key[1], target, self.feed.identity)
+            request = FenceRequest(self.key[0], self.name, self.key[1], target, self._identity)
             match await self._worker.sinks.fence(sink_name, request):
                 case Fenced() as fenced:
                     return fenced
@@ -378,12 +376,10 @@ class FeedRunner:
                     raised = None if had_it else await self._worker.raise_epoch(self.key, above)
                     if raised is None:
                         raise LeaseLost(
-                            f"feed {self.key[0]} ({self.feed.name}): epoch {self.key[1]} was superseded by "
+                            f"feed {self.key[0]} ({self.name}): epoch {self.key[1]} was superseded by "
                             f"{above} in sink {sink_name!r}"
                         )
-                    logger.warning(
-                        LogEvent.EPOCH_RAISED, feed=self.feed.name, epoch=raised[1], sink_epoch=above
-                    )
+                    logger.warning(LogEvent.EPOCH_RAISED, feed=self.name, epoch=raised[1], sink_epoch=above)
                     self.progress.key = raised
                 case other:
                     raise AssertionError(f"a fence ended with {other!r}")
@@ -399,7 +395,7 @@ class FeedRunner:
         RECONNECTS.inc()
         logger.info(
             LogEvent.FEED_STALLED if silent else LogEvent.FEED_BROKEN_OFF,
-            feed=self.feed.name,
+            feed=self.name,
             error=message,
             attempts=self._retries.attempts,
             again_in_s=round(decision.delay_s, 2),
@@ -413,6 +409,22 @@ class FeedRunner:
             if self._interrupt is None:
                 raise
         return None
+
+    async def _release_unusable(self, error: FeedMisconfigured | InvalidInput) -> Release | None:
+        message = self.masked(error)
+        say = logger.debug if self._retries.rechecks else logger.error
+        self._retries.unusable()
+        say(LogEvent.FEED_FAILED, feed=self.name, error=message)
+        # What came before the record that cannot pass is to be in the table when a person looks.
+        try:
+            with contextlib.suppress(FeedqError):
+                await self._await_commits()
+        except asyncio.CancelledError:
+            if self._interrupt is None:
+                raise
+            if self._interrupt is Interrupt.LOST:
+                return None
+        return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_recheck_s())
 
     def _release_fenced(self, error: LeaseLost) -> Release:
         self._disconnected()
@@ -464,11 +476,11 @@ class FeedRunner:
 
     def _begins_after(self, batch_queue: BatchQueue) -> JSON:
         """Where to resume; or where the feed is to begin, when the sink has no cursor of it."""
-        return self.feed.spec.initial_cursor if batch_queue.cursor is None else batch_queue.cursor
+        return self._initial_cursor if batch_queue.cursor is None else batch_queue.cursor
 
     def _context(self, batch_queue: BatchQueue, pace: FeedThrottle) -> Context:
         return Context(
-            feed=self.feed.name,
+            feed=self.name,
             clock=self._worker.clock,
             guard=self.sockets,
             on_connected=self._connected,
@@ -477,7 +489,7 @@ class FeedRunner:
             secrets=self._secrets,
             permissions=self._worker.permissions,
             environment=self._worker.environment,
-            note_thread=partial(self._worker.note_thread, self.feed.id),
+            note_thread=partial(self._worker.note_thread, self.key[0]),
             room=pace.room(batch_queue.budget),
             ends_at=None if self._backfill_end is None else self._backfill_end.ends_at,
             memory=self._memory,
@@ -487,7 +499,7 @@ class FeedRunner:
         self._stop_telling()
         self._retries.connected()
         self._trace.connected()
-        logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
+        logger.debug(LogEvent.FEED_CONNECTED, feed=self.name)
         self._changed()
 
     def _stop_telling(self) -> None:
@@ -554,7 +566,7 @@ class FeedRunner:
         """Log an unexpected error with its traceback, masked: what a library raises may quote what it was
         given."""
         trace = self.masked("".join(format_exception(error)))
-        logger.error(LogEvent.UNEXPECTED, where=where, feed=self.feed.name, exception=trace)
+        logger.error(LogEvent.UNEXPECTED, where=where, feed=self.name, exception=trace)
 
     def masked(self, said: BaseException | str) -> str:
         """Return the text without the feed's secrets. From any thread."""

@@ -12,12 +12,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from random import Random
 from threading import Event
-from typing import Any
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 import uvloop
@@ -76,14 +76,14 @@ sink would have committed is read and written again."""
 logger = log(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskCallbacks:
-    """The callbacks that the pool gets for a ``stream_feed`` message. None of them may block."""
+class TaskCallbacks(Protocol):
+    """What is to hear of a ``stream_feed`` message. Nothing of it may block."""
 
-    accepted: Callable[[], None]
-    """The claim was committed: from now on the lease brings the feed back, not the message."""
-    finished: Callable[[str], None]
-    """The feed has ended here, or never began; says why."""
+    def accepted(self) -> None:
+        """The claim was committed: from now on the lease brings the feed back, not the message."""
+
+    def finished(self, why: str) -> None:
+        """The feed has ended here, or never began."""
 
 
 class Supervisor:
@@ -149,6 +149,7 @@ class Supervisor:
         self._missed: set[FeedKey] = set()
         """The feeds that were to run and did not at the last heartbeat, by their assigned keys."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._forget_task = self._tasks.discard
         self._thread = WatchedThread(self._run_loop, name=LOOP)
 
     # -- life ----------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ class Supervisor:
         assert self.core.drain_began is not None
         drain_by = self.core.drain_began + self._settings.drain_timeout_s
         if not self._drained.wait(self._left_s(drain_by)):
-            left = [runner.feed.name for runner in self._all_runners()]
+            left = [runner.name for runner in self._all_runners()]
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self._cut_all_sockets()
             self._apart.kill_all()
@@ -310,11 +311,11 @@ class Supervisor:
             case actions.CutSockets():
                 self._cut_sockets(action)
             case actions.AcceptMessage(callbacks) | actions.FinishMessage(callbacks):
-                assert isinstance(callbacks, TaskCallbacks)
+                message = cast(TaskCallbacks, callbacks)
                 if isinstance(action, actions.FinishMessage):
-                    callbacks.finished(action.why)
+                    message.finished(action.why)
                 else:
-                    callbacks.accepted()
+                    message.accepted()
             case actions.DropMessage():
                 drop_message(action)
             case actions.Drained():
@@ -387,7 +388,7 @@ class Supervisor:
         for runner in runners:
             runner.sockets.cut()
         if action.overdue:
-            names = [runner.feed.name for runner in runners]
+            names = [runner.name for runner in runners]
             logger.warning(LogEvent.STOP_OVERDUE, feeds=names[:20], count=len(names))
 
     # -- runners, on the loop ------------------------------------------------------------------------
@@ -416,9 +417,9 @@ class Supervisor:
         self.lease_client.do(partial(self._store.workers.report_loss, session, loss, has_ended=True))
 
     def _start_runner(self, runner: FeedRunner, claim: Claim, worker_id: UUID) -> None:
-        live = self._live(runner, claim.key, worker_id)
+        live = self._live(runner, runner.key, worker_id)
         self._start_task(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
-        self._runners[claim.key] = runner
+        self._runners[runner.key] = runner
 
     def _release_unstarted(self, assigned_key: FeedKey, key: FeedKey, reason: Reason, why: str) -> None:
         said = f"it could not be started: {why}"
@@ -454,10 +455,10 @@ class Supervisor:
         context.run(current_feed.set, feed_id)
         task = self._loop.create_task(coroutine, name=name, context=context)
         self._tasks.add(task)  # or it could be collected while it waits
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget_task)
 
     async def _live(self, runner: FeedRunner, assigned_key: FeedKey, worker_id: UUID) -> None:
-        logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
+        logger.debug(LogEvent.FEED_CLAIMED, feed=runner.name, epoch=runner.key[1])
         release: Release | None = None
         why = "lost"
         try:
@@ -473,7 +474,7 @@ class Supervisor:
             if release is not None:
                 # What it did since the last report belongs to this epoch: it is told before the release.
                 self._report(worker_id, [runner.progress.report()])
-                logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
+                logger.debug(LogEvent.FEED_RELEASED, feed=runner.name, reason=release.reason.value)
             self._feed_ended(assigned_key, release, why)
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
@@ -501,8 +502,8 @@ class Supervisor:
 
     def _release_for_memory(self, feed_id: int, blame: Loss) -> None:
         for runner in self._all_runners():
-            if runner.feed.id == feed_id:
-                logger.error(LogEvent.FEED_LET_GO, feed=runner.feed.name, why=blame.said)
+            if runner.key[0] == feed_id:
+                logger.error(LogEvent.FEED_LET_GO, feed=runner.name, why=blame.said)
                 runner.release_for(blame)
 
     def _leave_sinks(self, answer: Heartbeat) -> None:
@@ -592,6 +593,7 @@ def drop_message(dropped: actions.DropMessage) -> None:
     """Let its broker forget it, and say why."""
     feed_id, epoch = dropped.key
     logger.info(LogEvent.MESSAGE_DROPPED, feed_id=feed_id, epoch=epoch, why=dropped.why)
-    if isinstance(dropped.message, TaskCallbacks):
-        dropped.message.accepted()
-        dropped.message.finished(f"dropped: {dropped.why}")
+    if dropped.message is not None:
+        message = cast(TaskCallbacks, dropped.message)
+        message.accepted()
+        message.finished(f"dropped: {dropped.why}")

@@ -83,9 +83,9 @@ class TapWriter:
         if not feed_ids and not self._tapped:
             return
         for gone in self._tapped:
-            if gone.feed.id not in feed_ids:
+            if gone.key[0] not in feed_ids:
                 gone.tap_with(None)
-        self._tapped = [runner for runner in runners if runner.feed.id in feed_ids]
+        self._tapped = [runner for runner in runners if runner.key[0] in feed_ids]
         for runner in self._tapped:
             runner.tap_with(runner.tap or RecordTap())
         if self._tapped and self._timer is None:

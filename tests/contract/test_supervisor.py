@@ -34,7 +34,7 @@ from feedq.core.model import (
 from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.worker.runner import FeedRunner
-from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
+from feedq.worker.supervisor import STOP_GRACE_S, Supervisor
 from tests.contract.harness import Harness
 from tests.proxy import PostgresProxy
 from tests.waiting import until
@@ -118,7 +118,12 @@ class Stage:
         control.reconcile(self.store, send, self.settings)
 
     def offer(self, key: FeedKey) -> None:
-        self.supervisor.offer(key, TaskCallbacks(lambda: None, self.said.append))
+        self.supervisor.offer(key, self)
+
+    def accepted(self) -> None: ...
+
+    def finished(self, why: str) -> None:
+        self.said.append(why)
 
     def audit(self) -> None:
         self.supervisor._driver.tell(self.supervisor.core.ask_for_audit, now=time.monotonic())

@@ -17,7 +17,17 @@ from feedq.connectors.base import load_connector
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
 from feedq.core.lease import LAGS_S, Owner
-from feedq.core.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, StartCursor, Status
+from feedq.core.model import (
+    Claim,
+    Feed,
+    FeedBackfill,
+    FeedKey,
+    FeedSpec,
+    Reason,
+    Release,
+    StartCursor,
+    Status,
+)
 from feedq.core.permission import DEFAULT, Permissions
 from feedq.sinks.base import CheckpointChange
 from feedq.telemetry.metrics import REGISTRY
@@ -105,6 +115,7 @@ class Bench:
         has_failed: bool = False,
         failures: int = 0,
         permissions: Permissions = DEFAULT,
+        backfill: FeedBackfill | None = None,
     ) -> None:
         self.path = path
         self.permissions = permissions
@@ -115,9 +126,15 @@ class Bench:
         self.trusted.set()
         self.raised: list[int] = []
         self.may_raise = True
-        spec = FeedSpec(name="acme/orders", connector=connector, source=source, sink={"table": table})
+        spec = FeedSpec(
+            name="acme/orders" if backfill is None else "acme/orders~backfill",
+            connector=connector,
+            source=source,
+            sink={"table": table},
+            initial_cursor=None if backfill is None else backfill.begins_after,
+        )
         claim = Claim(
-            Feed(1, spec, 1, AT, AT, IDENTITY),
+            Feed(1, spec, 1, AT, AT, IDENTITY, backfill=backfill),
             epoch,
             attempts,
             failures,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,11 +15,7 @@ from tests.unit.data_path import DataPath
 
 
 def backfill_of(path: DataPath, source: dict[str, Any], *, begin: JSON, end: JSON, **more: Any) -> Bench:
-    bench = Bench(path, source, **more)
-    feed = bench.runner.feed
-    spec = feed.spec.model_copy(update={"name": f"{feed.name}~backfill", "initial_cursor": begin})
-    bench.runner.feed = replace(feed, spec=spec, backfill=FeedBackfill(7, begin, end))
-    return bench
+    return Bench(path, source, backfill=FeedBackfill(7, begin, end), **more)
 
 
 async def ended(bench: Bench) -> Release:

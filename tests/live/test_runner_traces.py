@@ -77,8 +77,8 @@ def spans(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Sp
 
 
 def begun(feed: Feed, key: FeedKey) -> FeedTrace:
-    trace_of_it = FeedTrace(feed, key)
-    trace_of_it.begin()
+    trace_of_it = FeedTrace()
+    trace_of_it.begin(feed, key)
     return trace_of_it
 
 
@@ -136,7 +136,7 @@ def test_nothing_of_the_sdk_is_imported_unless_traces_are_asked_for() -> None:
         "import sys; from feedq.telemetry import traces; from feedq.worker import runner, writing_session\n"
         f"{A_FEED}\n"
         "traces.set_up()\n"
-        "one = traces.FeedTrace(feed, (1, 1)); one.begin(); one.landed(); one.end(); traces.flush()\n"
+        "one = traces.FeedTrace(); one.begin(feed, (1, 1)); one.landed(); one.end(); traces.flush()\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')], traces._contexts)"
     )
     assert ran.stdout.strip() == "[] {}"
@@ -152,7 +152,7 @@ def test_a_collector_that_does_not_answer_does_not_keep_a_process_that_leaves() 
             f"{A_FEED}\n"
             "traces.set_up()\n"
             "for epoch in (1, 2):\n"
-            "    one = traces.FeedTrace(feed, (1, epoch)); one.begin(); one.end()\n"
+            "    one = traces.FeedTrace(); one.begin(feed, (1, epoch)); one.end()\n"
             "    time.sleep(0.1)  # the first is under way, and the second waits for its turn\n"
             "print(time.monotonic()); traces.flush()",
             OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}",

@@ -10,19 +10,12 @@ import pytest
 
 from feedq.core.clock import SystemClock
 from feedq.core.limits import RateLimits
-from feedq.core.model import Feed, FeedSpec
 from feedq.records.batch import Batch, Records
 from feedq.worker.batch_queue import InflightBudget
 from feedq.worker.pacing import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
-from tests.fakes.sink import IDENTITY
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def feed(number: int, tenant: str = "") -> Feed:
-    spec = FeedSpec(name=f"feed-{number}", connector="tcp", source={}, sink={}, tenant=tenant)
-    return Feed(number, spec, 1, AT, AT, IDENTITY)
 
 
 def batch(rows: int) -> Batch:
@@ -46,9 +39,9 @@ def waits(pace: FeedThrottle, rows: int) -> bool:
 def test_the_feeds_of_a_tenant_share_its_limit_and_leave_others_alone() -> None:
     pacing = Pacing({"acme": RateLimits(rows_per_s=10)}, ManualClock())
     with (
-        pacing.of(feed(1, "acme"), RateLimits()) as one,
-        pacing.of(feed(2, "acme"), RateLimits()) as two,
-        pacing.of(feed(3, "beta"), RateLimits()) as other,
+        pacing.of("acme", RateLimits()) as one,
+        pacing.of("acme", RateLimits()) as two,
+        pacing.of("beta", RateLimits()) as other,
     ):
         assert not waits(one, 6)
         assert waits(two, 6)
@@ -60,10 +53,10 @@ def test_the_star_stands_for_each_tenant_that_is_not_named_but_not_for_none() ->
     limits = {"acme": RateLimits(rows_per_s=1000), "*": RateLimits(rows_per_s=1)}
     pacing = Pacing(limits, ManualClock())
     with (
-        pacing.of(feed(1, "acme"), RateLimits()) as named,
-        pacing.of(feed(2, "beta"), RateLimits()) as beta,
-        pacing.of(feed(3, "gamma"), RateLimits()) as gamma,
-        pacing.of(feed(4), RateLimits()) as nobody,
+        pacing.of("acme", RateLimits()) as named,
+        pacing.of("beta", RateLimits()) as beta,
+        pacing.of("gamma", RateLimits()) as gamma,
+        pacing.of("", RateLimits()) as nobody,
     ):
         assert not waits(named, 100)
         assert not waits(nobody, 100)
@@ -75,7 +68,7 @@ def test_the_star_stands_for_each_tenant_that_is_not_named_but_not_for_none() ->
 def test_a_worker_keeps_to_its_part_of_a_tenants_limit(running: int, rows: int) -> None:
     clock = ManualClock()
     pacing = Pacing({"acme": RateLimits(rows_per_s=100)}, clock)
-    with pacing.of(feed(1, "acme"), RateLimits()) as pace:
+    with pacing.of("acme", RateLimits()) as pace:
         assert pacing.limited_tenants() == ["acme"]
         pacing.share({"acme": running})
         assert not waits(pace, rows)
@@ -88,7 +81,7 @@ def test_feeds_of_a_tenant_come_by_turns_whoever_wakes_first() -> None:
     taken = Counter[int]()
 
     async def take(number: int) -> None:
-        with pacing.of(feed(number, "acme"), RateLimits()) as pace:
+        with pacing.of("acme", RateLimits()) as pace:
             while True:
                 taken[number] += 1
                 await pace.keep(batch(50))
@@ -113,9 +106,9 @@ async def test_feeds_that_wait_keep_a_small_part_of_the_workers_memory_between_t
     budget = InflightBudget(1_000)
     pacing = Pacing({"acme": RateLimits(rows_per_s=1)}, clock, room_bytes=1_000)
     with (
-        pacing.of(feed(1, "acme"), RateLimits()) as one,
-        pacing.of(feed(2), RateLimits(rows_per_s=1)) as two,
-        pacing.of(feed(3), RateLimits()) as free,
+        pacing.of("acme", RateLimits()) as one,
+        pacing.of("", RateLimits(rows_per_s=1)) as two,
+        pacing.of("", RateLimits()) as free,
     ):
         rooms = [one.room(budget), two.room(budget), free.room(budget)]
         assert [room.left for room in rooms] == [1_000] * 3

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from feedq.core.differences import ABSENT, Change, OptionChange, difference, plan
-from feedq.core.model import Feed, FeedSpec, Selector, TargetState, Version
+from feedq.core.model import FeedSpec, Selector, TargetState, Version
 from feedq.core.values import read
 from feedq.errors import InvalidInput
 from feedq.verbs.manifests import option_problems
-from feedq.worker.declared import declared, lean
-from tests.fakes.sink import IDENTITY
-from tests.unit.data_path import AT
+from feedq.worker.declared import declared
 
 SPEC = FeedSpec(
     name="acme/orders", connector="tcp", source={"url": "tcp://127.0.0.1:7001"}, sink={"table": "orders"}
@@ -207,29 +205,21 @@ def test_names_with_dots_are_told_apart() -> None:
     )
 
 
-def _feed(id_: int, **source: object) -> Feed:
-    spec = FeedSpec(
-        name=f"f/{id_}",
+def _spec(number: int, **source: object) -> FeedSpec:
+    return FeedSpec(
+        name=f"f/{number}",
         connector="tcp",
         source={"url": "tcp://127.0.0.1:1", **source},
         sink={"table": "t"},
-        tenant=f"t{id_}",
+        tenant=f"t{number}",
     )
-    return Feed(id_, spec, 1, AT, AT, IDENTITY)
 
 
 def test_equal_declarations_are_kept_once() -> None:
-    one, two = lean(_feed(1, cursor="/seq")), lean(_feed(2, cursor="/seq"))
-    assert declared(one) is declared(two)
-    assert one.spec.source is two.spec.source
-    assert one.spec.sink is two.spec.sink
-
-
-def test_a_lean_feed_is_the_same_feed() -> None:
-    assert lean(_feed(1, cursor="/seq")) == _feed(1, cursor="/seq")
+    assert declared(_spec(1, cursor="/seq")) is declared(_spec(2, cursor="/seq"))
 
 
 def test_a_wrong_declaration_is_refused_every_time() -> None:
     for _ in range(2):
         with pytest.raises(InvalidInput, match="unknown option"):
-            declared(_feed(1, curser="/seq"))
+            declared(_spec(1, curser="/seq"))
