@@ -146,23 +146,26 @@ class LeaseClient:
                 if self._farewell is not None:
                     self._retry_until_done(self._farewell)
                 return
-            # Calls first: a drain must be known before the releases that follow it wake reconcile.
-            for call in group.calls:
-                self._retry_until_done(call)
-            for worker_id, batches in group.reports.items():
-                for batch in batches:
-                    for part in batched(map(self._with_unheard, batch.values())):
-                        self._retry_until_done(partial(self._report, worker_id, part))
-            for worker_id, releases in group.releases.items():
-                for some in batched(releases):
-                    self._retry_until_done(partial(self._store.leases.release, worker_id, some))
-            for worker_id, keys in group.claims.items():
-                for few in batched(keys):
-                    self._claim(worker_id, few)
-            if group.claims:
-                self._claimed_at = monotonic()
+            self._carry_out(group)
             # Or what was reported would stay in memory until something else is asked.
             del group
+
+    def _carry_out(self, group: _Group) -> None:
+        # Calls first: a drain must be known before the releases that follow it wake reconcile.
+        for call in group.calls:
+            self._retry_until_done(call)
+        for worker_id, batches in group.reports.items():
+            for batch in batches:
+                for part in batched(map(self._with_unheard, batch.values())):
+                    self._retry_until_done(partial(self._report, worker_id, part))
+        for worker_id, releases in group.releases.items():
+            for some in batched(releases):
+                self._retry_until_done(partial(self._store.leases.release, worker_id, some))
+        for worker_id, keys in group.claims.items():
+            for few in batched(keys):
+                self._claim(worker_id, few)
+        if group.claims:
+            self._claimed_at = monotonic()
 
     def _gather(self) -> _Group | None:
         """Take what was asked, and after several claims in a row what is asked within a moment more. None: there
