@@ -46,157 +46,147 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, validate_default=True)
 
     database_url: SecretStr = SecretStr("postgresql://localhost/feedq")
-    """Control database (PostgreSQL): feeds, leases, workers, history."""
+    """The control database (PostgreSQL)."""
     database_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    """A session of the control database whose other end is silent for this long is given up, by feedq and by
-    the server: a host lost power, or the network drops everything. 0 leaves that to the operating systems,
-    which take hours."""
+    """How long the other end of a database session may be silent before feedq and the server give the
+    session up, as after a power loss. 0 leaves it to the operating systems, which take hours."""
     broker_url: SecretStr = SecretStr("redis://localhost:6379/0")
-    """Celery broker: Valkey or Redis (`redis://`), or RabbitMQ (`amqp://`)."""
+    """Celery's broker: Valkey or Redis (`redis://`), or RabbitMQ (`amqp://`)."""
     sinks: dict[str, SecretStr] = {}
-    """Sink databases by name, `FEEDQ_SINKS__<NAME>=<url>`. `default` is the control database unless set."""
+    """Sink databases by name. `default` is the control database unless set."""
     catalogs: Annotated[dict[str, dict[str, Any]], Field(repr=False)] = {}
-    """Catalogs that `feedq sync` makes feeds of, by name: `FEEDQ_CATALOGS__<NAME>__KIND` is `directory`,
-    `http`, `sql`, `mongodb` or `dynamodb`, and each of its options a variable more, such as
-    `FEEDQ_CATALOGS__<NAME>__URL`."""
+    """Catalogs for `feedq sync`: `FEEDQ_CATALOGS__<NAME>__KIND` is `directory`, `http`, `sql`, `mongodb` or
+    `dynamodb`; each option is a variable of its own."""
     sync_database_url: SecretStr = SecretStr("")
-    """Control database as a role that may declare feeds, for workers that run schedules which sync catalogs.
-    Empty: as `FEEDQ_DATABASE_URL`."""
+    """Control database with a role that may declare feeds, for workers that run syncs as schedules. Empty:
+    `FEEDQ_DATABASE_URL`."""
     environment: Annotated[str, Field(min_length=1, max_length=64)] = "default"
-    """Keeps the checkpoints of several feedq installations apart in one sink database."""
+    """Separates the checkpoints of several feedq installations in one sink database."""
 
     heartbeat_s: Seconds = 2.0
     """Interval of a worker's heartbeat."""
     ttl_s: Annotated[float, Field(ge=0.5, le=86_400)] = 6.0
-    """A worker unheard of for this long is gone; three heartbeats."""
+    """How long after its last heartbeat a silent worker counts as gone."""
     reconcile_interval_s: Seconds = 5.0
-    """Tick of `reconcile`; changes wake it at once besides."""
+    """Interval of `reconcile`; changes also trigger it at once."""
     settle_s: Seconds = 1.5
-    """How old a worker must be before running feeds are moved to it; a fleet that starts cold places nothing
-    until one worker is."""
+    """Age at which a new worker receives running feeds from others. When a whole fleet starts, nothing is
+    placed before one worker is this old."""
     expect: Annotated[dict[str, Any], BeforeValidator(read_expectations)] = {}
-    """What is expected of every feed, as JSON: `{"max_silence": "5m", "max_refused": "1%"}`, with the keys of
-    `expect` of a feed; it says what it expects otherwise by itself, or its tenant does. Beats judge by it; with
-    `max_event_lag` workers need it, too."""
+    """Expectations of every feed: `{"max_silence": "5m", "max_refused": "1%"}`. A tenant or a feed
+    can set its own with the same keys. For beats; with `max_event_lag`, also for workers."""
     tenant_expect: dict[str, Annotated[dict[str, Any], BeforeValidator(read_expectations)]] = {}
-    """The same for the feeds of a tenant, as JSON: `{"acme": {"max_silence": "30s"}}`."""
+    """Expectations of a tenant's feeds: `{"acme": {"max_silence": "30s"}}`."""
     drift_add: bool = False
-    """Whether workers add columns for feeds with `drift: add` as soon as a record has a new field; otherwise
-    `feedq feed drift` does. The role of the sink must own the table."""
+    """Let workers add columns for feeds with `drift: add` when a record has a new field; otherwise use
+    `feedq feed drift`. The sink's role must own the table."""
     alert_urls: SecretStr = SecretStr("")
-    """Whom the elected beat tells what is not as expected: addresses as apprise reads them, spaces between
-    (`mailto://…  slack://…  json://host/path`). Needs the extra `alerts`."""
+    """Where the elected beat sends alerts: apprise addresses, separated by spaces (`mailto://…
+    slack://…`). Needs the extra `alerts`."""
     tenant_alert_urls: dict[str, SecretStr] = {}
-    """The same for the feeds of a tenant alone, as JSON: `{"acme": "mailto://…"}`."""
+    """Addresses for alerts about one tenant's feeds: `{"acme": "mailto://…"}`."""
     alert_interval_s: Seconds = 30.0
-    """The shortest time between two messages to one address; what is found meanwhile is told together."""
+    """Shortest time between two messages to one address."""
     placement: Strategy = Strategy.BALANCED
-    """Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, the one that a hash favours,
-    unless it is too full."""
+    """Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, by hash, unless that
+    worker is too full."""
     measured_load: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How much of a feed's load is what was measured of it (rows and bytes a second, beside the fleet's mean)
-    and not its `weight`: from 0, none, to 1, all."""
+    """How much measured rows and bytes count in a feed's load, against its `weight`: from 0, not at all, to
+    1, alone."""
     tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = {}
-    """Feeds of one tenant that one worker may have, as JSON: `{"acme": 20}`; `*` stands for every other
-    tenant."""
+    """Most feeds of one tenant on one worker: `{"acme": 20}`; `*` stands for all other tenants."""
     moves_per_pass: Annotated[int, Field(ge=0, le=100_000)] = 100
-    """Feeds that may be under way from one worker to another at a time; 0 moves none."""
+    """Most feeds moving between workers at a time; 0 turns rebalancing off."""
     handoff_timeout_s: Seconds = 30.0
-    """An owner that was asked to let go of a feed and has not done so in this time loses it."""
+    """An owner that does not let go of a feed within this time loses it."""
     restart_hold_s: Seconds = 0.0
-    """How long the feeds of a worker that is stopped wait for its successor of the same name. A crash never
-    waits."""
+    """How long the feeds of a stopped worker wait for its successor of the same name. After a crash they
+    never wait."""
     connects_per_s: Annotated[float, Field(ge=0, le=1_000_000)] = 500.0
-    """Connections to sources that one worker begins a second; 0 is no limit."""
+    """Connections to sources that one worker opens per second; 0 is no limit."""
     host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = {"*": 200.0}
-    """Connections that all workers together begin a second to one remote host, as JSON:
-    `{"feeds.example.com": 20}`; `*` stands for every other host, 0 is no limit."""
+    """Connections that all workers together open per second to one remote host:
+    `{"feeds.example.com": 20}`; `*` stands for all other hosts, 0 is no limit."""
     event_retention_days: Annotated[int, Field(ge=0, le=3650)] = 14
-    """Days of history kept in `feedq.event`."""
+    """Days for which history is kept."""
 
     job_slots: Annotated[int, Field(ge=1, le=256)] = 4
-    """Runs of schedules that each worker takes at a time, and threads for ordinary tasks beside them. With
-    `-Q jobs`, `-c` is the number of runs instead."""
+    """Scheduled jobs that each worker runs at a time, and threads for ordinary tasks. With `-Q jobs`, `-c`
+    sets it instead."""
     drain_timeout_s: Seconds = 1.5
-    """A stopping worker ends its streams within this, or is cut off."""
+    """A stopping worker cuts streams off after this time."""
     job_drain_s: Seconds = 30.0
-    """A stopping worker lets running jobs of schedules end within this; what has not is lost, or run again
-    elsewhere, as its semantics say."""
+    """How long a stopping worker waits for running jobs; afterwards they are lost or run again elsewhere,
+    as declared."""
     visibility_timeout_s: Annotated[int, Field(ge=1, le=31_536_000)] = 3600
-    """Redis: after how long an unacknowledged ordinary task is run again."""
+    """Redis: time after which an unacknowledged ordinary task is run again."""
     broker_timeout_s: Annotated[float, Field(ge=1, le=600)] = 5.0
-    """How long connecting to the broker, sending to it and waiting for its answer may take each; then the
-    connection is given up."""
+    """Timeout of connecting, sending and waiting for an answer at the broker."""
     worker_labels: dict[str, str] = {}
-    """Labels of this worker, as JSON, for feeds that select by label."""
+    """Labels of this worker."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Port of `/metrics`, `/healthz` and `/readyz` of a worker; 0 is off."""
+    """Port of a worker's `/metrics`, `/healthz` and `/readyz`; 0 is off."""
     metrics_host: str = "127.0.0.1"
-    """Address that the metrics port of a worker or beat listens on."""
+    """Address that the metrics port listens on."""
     beat_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Port of the same paths on a beat, which says there how the whole fleet is; 0 is off."""
+    """The same port for a beat, which also serves the fleet's metrics; 0 is off."""
 
     flush_interval_s: Seconds = 0.25
-    """Longest wait of a received record for its group commit."""
+    """How long a received record waits for its group commit, at most."""
     stall_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
-    """A worker whose event loop stands still for this long, while it could run, is ended, and its feeds go on
-    elsewhere; 0 is never. So is a worker with another thread that has stood still for 4 s, unless this is 0."""
+    """A worker whose event loop is blocked for this long is ended, and its feeds continue elsewhere; so is
+    one with another thread blocked for 4 s. 0 turns both off."""
     memory_limit: Annotated[int, Field(ge=0)] = 0
-    """Bytes that a worker process may use: before it reaches them, it lets go of the feed that grows. 0 is
-    the limit of its container or cgroup, if there is one."""
+    """Bytes that a worker process may use; close to it, the feed that grew most is moved out. 0: the limit
+    of its container or cgroup."""
     state_dir: str = ""
-    """Directory in which workers note what they are doing, for whoever has to explain their end. Empty is one
-    of this user's in shared memory or among the temporary files."""
+    """Where workers keep the notes that explain a crash. Empty: shared memory, or the directory for
+    temporary files."""
     inflight_bytes_total: Annotated[int, Field(ge=1)] = 64 * 2**20
-    """Bytes received and not committed at which the whole worker stops reading; one feed stops at a quarter of
-    them. A feed that has none of them may still read 8 KiB, and what completes its next record; connectors on
-    libraries that read by themselves, one batch."""
+    """Bytes received but not committed at which a worker stops reading; a single feed stops at a quarter. A
+    feed that has none in flight may still read one record or batch."""
 
     tenant_limits: dict[str, RateLimits] = {}
-    """Rates of tenants over all their feeds on all workers, as JSON: `{"acme": {"rows_per_s": 5000,
-    "bytes_per_s": 1000000}}`; `*` stands for every other tenant."""
+    """Rate limits of a tenant over all its feeds and workers: `{"acme": {"rows_per_s": 5000,
+    "bytes_per_s": 1000000}}`; `*` stands for all other tenants."""
 
     egress_deny: CommaSeparated = ()
-    """Networks (CIDR, comma-separated) that feeds may not connect to, besides link-local and metadata
-    addresses."""
+    """Networks (CIDR) that feeds may not connect to, besides link-local and metadata addresses."""
     egress_allow: CommaSeparated = ()
     """Networks that feeds may connect to although they are denied."""
     exec_allow: CommaSeparated = ()
-    """Absolute paths of the programs that feeds of `connector: exec` may run; none unless named."""
+    """Absolute paths of the programs that `exec` feeds may run."""
     secrets_allow: dict[str, tuple[str, ...]] | None = None
-    """Secrets that feeds may use, by tenant, as JSON: `{"acme": ["env:ACME_*", "file:/run/secrets/acme/*"],
-    "*": []}`; `*` at the end stands for any end, of tenants too. Unset, every feed may use every secret that
-    a worker can read."""
+    """Secrets that feeds may use, by tenant: `{"acme": ["env:ACME_*", "file:/run/secrets/acme/*"],
+    "*": []}`. `*` at the end matches any ending. Unset, every feed may use every secret that a worker can
+    read."""
 
     role_prefix: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,29}$")] = "feedq_"
-    """How the names of the roles begin that `feedq db grants` makes in PostgreSQL."""
+    """Prefix of the database roles that `feedq db grants` creates."""
     role_passwords: dict[str, SecretStr] = {}
-    """Passwords that `feedq db grants --apply` gives to roles, `FEEDQ_ROLE_PASSWORDS__<ROLE>=<password>`;
-    nothing else reads them."""
+    """Passwords for `feedq db grants --apply`, one variable per role: `FEEDQ_ROLE_PASSWORDS__<ROLE>`."""
 
     api_loopback_role: Literal["none", "viewer", "operator", "admin"] = "none"
-    """Role over everything of whoever asks the HTTP API from this machine without a token; `none`: nobody is
-    answered without one. Not for machines that others use, nor behind a proxy on the same one."""
+    """Role of whoever calls the HTTP API from this machine without a token. Not for shared machines, nor
+    behind a proxy on the same machine."""
     flower_roles: dict[str, str] = {}
-    """Roles that people logged in to Flower have in the HTTP API there, as JSON: `{"ada": "operator", "ben":
-    "operator:acme", "*": "viewer"}`, over everything or over one tenant; `*` stands for everybody else, who are
-    viewers unless that is said."""
+    """Roles of Flower's users: `{"ada": "operator", "ben": "operator:acme", "*": "viewer"}`; a
+    tenant may follow the role. `*` stands for everybody else, who are viewers by default."""
     flower_hosts: CommaSeparated = ()
-    """Host names (comma-separated) by which browsers may reach Flower, besides addresses and `localhost`; `*`
-    is any."""
+    """Host names by which browsers may reach Flower, besides addresses and `localhost`; `*` is any."""
 
     imports: CommaSeparated = ()
-    """Modules with your own tasks (comma-separated), imported by each worker as it starts."""
+    """Modules with your own tasks, imported by each worker."""
     run_retention_days: Annotated[int, Field(ge=0, le=3650)] = 30
-    """Days of history kept of runs that have ended."""
+    """Days for which ended runs are kept."""
 
     backoff_max_s: Seconds = 30.0
-    """Longest reconnect delay; the first is a fifth of a second, and each is longer than the one before."""
+    """Longest delay before reconnecting; the first is 0.2 s."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe log event that is written."""
     log_format: Literal["console", "json"] = "console"
-    """`json` writes one object a line."""
+    """`json` writes one object per line."""
 
     @field_validator("database_url", "broker_url")
     @classmethod

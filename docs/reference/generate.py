@@ -76,7 +76,7 @@ def settings_tables() -> str:
     return "\n".join(lines[1:])
 
 
-METRICS_HEAD = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+METRICS_HEAD = ["| metric | type | meaning |", "|---|---|---|"]
 
 
 def metrics_table() -> str:
@@ -106,7 +106,8 @@ def fleet_metrics_table() -> str:
 
 def _metric_row(family: Metric, labels: Sequence[str]) -> str:
     name = family.name + ("_total" if family.type == "counter" else "")
-    return f"| `{name}` | {family.type} | {', '.join(f'`{label}`' for label in labels)} | {family.documentation} |"
+    by = f" by {', '.join(f'`{label}`' for label in labels)}" if labels else ""
+    return f"| `{name}` | {family.type}{by} | {family.documentation} |"
 
 
 def worker_states() -> str:
@@ -277,23 +278,24 @@ def command_sections() -> str:
         arguments = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
         options = [one for one in command.params if isinstance(one, click.Option)]
         names = {str(one.name) for one in options}
-        once = [f"`{one.opts[-1]}`" for one in options if _is_described_once(one) and one.name != "reason"]
+        once = [f"`{one.opts[-1]}`" for one in options if one.name in ("dry_run", "yes", "wait")]
         takes = [f"`{' '.join(arguments)}`"] if arguments else []
         if names >= _feed_options():
-            takes = ["feeds by name or [by option](#choosing-feeds)"]
+            takes = ["[feeds](#choosing-feeds)"]
         if takes or once:
             lines += [f"Takes {', '.join([*takes, *once])}.", ""]
         own = [one for one in options if not _is_described_once(one)]
         if names >= _feed_options():
             own = [one for one in own if one.name not in _feed_options()]
         lines += [*map(_option_line, own), ""] if own else []
-        lines += ["```sh", *(line.strip() for line in example.strip().splitlines()), "```", ""]
+        if re.search("[-=>]", example):  # others say no more than the heading
+            lines += ["```sh", *(line.strip() for line in example.strip().splitlines()[:2]), "```", ""]
     return "\n".join(lines).rstrip()
 
 
 def _is_described_once(option: click.Option) -> bool:
     """Whether the head of the page describes the option for all commands that have it."""
-    return option.name in ("reason", "yes", "wait") or (option.name, option.help) == (
+    return option.name in ("reason", "yes", "wait", "dry_run") or (option.name, option.help) == (
         "timeout_s",
         "With --wait: give up after this long.",
     )
@@ -373,6 +375,8 @@ def _values(name: str, field: FieldInfo) -> str:
         return "JSON object"
     if get_origin(field.annotation) is tuple:
         return "list, with commas"
+    if type(None) in inner:
+        return "JSON object"
     if inner:
         return ", ".join(f"`{choice}`" for choice in inner)
     if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
@@ -387,6 +391,8 @@ def _values(name: str, field: FieldInfo) -> str:
     }
     kind = kinds[field.annotation]
     bounds = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le") if hasattr(m, b)}
+    if bounds == {"ge": 0, "le": 86_400}:  # as the page says of all durations
+        return kind
     if "gt" in bounds:
         return f"{kind}, over {bounds['gt']} to {bounds['le']}"
     if "le" in bounds:
@@ -398,8 +404,10 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
-    if value in ({}, ()):
+    if value in ({}, (), "", None):
         return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if isinstance(value, float):
         return f"`{value:g}`"
     if isinstance(value, dict):

@@ -113,7 +113,7 @@ def serve_beat(
 
 def leading(leads: bool) -> Metric:
     return GaugeMetricFamily(
-        "feedq_beat_leads", "1: this beat is elected and could read the fleet's state", value=float(leads)
+        "feedq_beat_leads", "1 if this beat is elected and can read the fleet's state", value=float(leads)
     )
 
 
@@ -133,26 +133,26 @@ def fleet_families(reading: FleetReading) -> Iterator[Metric]:
 def _numbers(reading: FleetReading, fleet: Overview) -> Iterator[tuple[str, str, float | None]]:
     """Name, documentation and value of each metric without a label; None: there is nothing to say."""
     jobs = reading.jobs
-    about = "Feeds with dead letters, the latest of them refused within a day"
+    about = "Feeds with dead letters, the latest from the last day"
     yield "feedq_feeds_dead_lettering", about, sum(tally.refused for tally in reading.tallies)
-    yield "feedq_fleet_capacity", "Feeds that the serving workers hold at most", fleet.capacity
-    about = "Feeds that the serving workers hold, as a part of their capacity"
+    yield "feedq_fleet_capacity", "Most feeds that the serving workers may hold", fleet.capacity
+    about = "Feeds held as a fraction of that capacity"
     yield "feedq_fleet_utilisation_ratio", about, fleet.utilisation or 0.0
-    about = "Feeds for which there would be no place once the worker is lost whose loss is the hardest"
+    about = "Feeds without a place if the worker hardest to replace were lost"
     yield "feedq_feeds_lacking_after_loss", about, fleet.lacking_after_loss
-    about = "Since the last heartbeat of the worker that was heard of the longest ago; 0: there is no worker"
+    about = "Age of the oldest last heartbeat of a worker; 0: no worker"
     yield (
         "feedq_oldest_heartbeat_seconds",
         about,
         max((w.heartbeat_age_s for w in reading.workers), default=0.0),
     )
-    about = "Since a reconcile pass last finished"
+    about = "Time since a reconcile pass last finished"
     yield "feedq_reconcile_age_seconds", about, reading.state.pass_age_s
-    yield "feedq_schedules_tripped", "Schedules that failures in a row have paused", len(jobs.tripped)
-    about = "Since the first tick fell due that nobody has fired; 0: there is none"
+    yield "feedq_schedules_tripped", "Schedules paused by repeated failures", len(jobs.tripped)
+    about = "How late the first unfired tick is; 0: none"
     yield "feedq_schedule_overdue_seconds", about, jobs.overdue_s or 0.0
-    yield "feedq_runs_late", "Runs that are due and have not begun", jobs.due
-    about = "How long the first of them has been due; 0: there is none"
+    yield "feedq_runs_late", "Runs due and not started", jobs.due
+    about = "How long the first of them has been due; 0: none"
     yield "feedq_run_late_seconds", about, jobs.oldest_due_s or 0.0
 
 
@@ -162,13 +162,13 @@ def _numbers_by(
     """Label, name, documentation and values of each metric with a label."""
     jobs = reading.jobs
     by_status = {status.value: fleet.by_status.get(status, 0) for status in Status}
-    yield "status", "feedq_feeds", "Feeds, by status", by_status
+    yield "status", "feedq_feeds", "Feeds", by_status
     waiting = {reason.value: fleet.waiting.get(reason, 0) for reason in UNPLACED_REASONS}
-    yield "reason", "feedq_feeds_unplaced", "Feeds without a worker, by reason", waiting
+    yield "reason", "feedq_feeds_unplaced", "Feeds without a worker", waiting
     unmet = {kind.value: reading.unmet.get(kind, 0) for kind in Expectation}
-    yield "expectation", "feedq_feeds_unmet", "Feeds that are not as expected, by what is unmet", unmet
+    yield "expectation", "feedq_feeds_unmet", "Feeds that fail an expectation", unmet
     workers = {state: getattr(fleet, state) for state in ("serving", "cordoned", "drained", "draining")}
-    yield "state", "feedq_workers", "Workers, by state", workers
+    yield "state", "feedq_workers", "Workers", workers
     schedules = {"active": jobs.active, "paused": jobs.paused}
-    yield "state", "feedq_schedules", "Schedules, by state", schedules
-    yield "state", "feedq_runs", "Runs, by state", {"waiting": jobs.waiting, "running": jobs.running}
+    yield "state", "feedq_schedules", "Schedules", schedules
+    yield "state", "feedq_runs", "Runs", {"waiting": jobs.waiting, "running": jobs.running}

@@ -63,28 +63,26 @@ _counter = partial(Counter, registry=REGISTRY)
 _histogram = partial(Histogram, registry=REGISTRY)
 
 BUILD_INFO = Gauge(
-    "feedq_build_info", "The release that this process runs: always 1", ["version", "python"], registry=SHARED
+    "feedq_build_info", "The release that this process runs; always 1", ["version", "python"], registry=SHARED
 )
 BUILD_INFO.labels(__version__, platform.python_version()).set(1)
-WORKER_FEEDS = _gauge("feedq_worker_feeds", "Feeds held by this worker, by status", ["status"])
-CAPACITY = _gauge("feedq_capacity", "Feeds that this worker holds at most")
-UTILISATION_RATIO = _gauge(
-    "feedq_utilisation_ratio", "Feeds that this worker holds, as a part of its capacity"
-)
-RECORDS = _counter("feedq_records", "Records landed by this worker")
-BYTES = _counter("feedq_bytes", "Bytes of records landed by this worker")
+WORKER_FEEDS = _gauge("feedq_worker_feeds", "Feeds held", ["status"])
+CAPACITY = _gauge("feedq_capacity", "Most feeds that this worker may hold")
+UTILISATION_RATIO = _gauge("feedq_utilisation_ratio", "Feeds held as a fraction of capacity")
+RECORDS = _counter("feedq_records", "Records landed")
+BYTES = _counter("feedq_bytes", "Bytes of records landed")
 DEAD_LETTERS = _counter("feedq_dead_letters", "Records refused by the sink")
 FENCED = _counter("feedq_fenced", "Feeds lost to a newer epoch")
 SINK_REWINDS = _counter(
     "feedq_sink_rewinds",
-    "Feeds whose checkpoint was not the one that was left in the sink: it has lost commits",
+    "Feeds whose sink had lost commits",
 )
 SOURCE_MISSED = _counter(
-    "feedq_source_missed", "Records that a source had and never gave, as the gaps in its sequence tell"
+    "feedq_source_missed", "Records that a source never delivered, by gaps in its sequence"
 )
-RECONNECTS = _counter("feedq_reconnects", "Connections of feeds that broke off")
-CONNECTS = _counter("feedq_connects", "Connections to sources begun by this worker")
-CONNECTS_WAITING = _gauge("feedq_connects_waiting", "Feeds that wait for their turn to connect")
+RECONNECTS = _counter("feedq_reconnects", "Feed connections that broke off")
+CONNECTS = _counter("feedq_connects", "Connections to sources opened")
+CONNECTS_WAITING = _gauge("feedq_connects_waiting", "Feeds waiting for their turn to connect")
 COMMIT_SECONDS = _histogram("feedq_commit_seconds", "Duration of a group commit")
 COMMIT_DELAY_SECONDS = GroupHistogram(
     "feedq_commit_delay_seconds",
@@ -96,36 +94,32 @@ COMMIT_DELAY_SECONDS = GroupHistogram(
 INFLIGHT_BYTES = _gauge("feedq_inflight_bytes", "Bytes received and not yet committed")
 UNWRITTEN_SECONDS = _gauge(
     "feedq_unwritten_seconds",
-    "Since a feed that has batches to be written last had any written; of the feed that waits longest",
+    "How long the feed that waits longest has had batches unwritten",
 )
-THROTTLED_SECONDS = _counter(
-    "feedq_throttled_seconds", "Seconds for which feeds were held back by rate limits"
-)
-HEARTBEAT_AGE_SECONDS = _gauge(
-    "feedq_heartbeat_age_seconds", "Since the last heartbeat that the database answered"
-)
+THROTTLED_SECONDS = _counter("feedq_throttled_seconds", "Seconds for which rate limits held feeds back")
+HEARTBEAT_AGE_SECONDS = _gauge("feedq_heartbeat_age_seconds", "Time since the last answered heartbeat")
 HEARTBEAT_SECONDS = _histogram("feedq_heartbeat_seconds", "Round trip of a heartbeat")
 LOOP_LAG_SECONDS = _gauge("feedq_loop_lag_seconds", "How late the event loop runs a timer")
 RECONCILE_SECONDS = Histogram("feedq_reconcile_seconds", "Duration of a reconcile pass", registry=SHARED)
 RECONCILED_AT_SECONDS = Gauge(
     "feedq_last_reconcile_timestamp_seconds",
-    "When a pass last finished here, as Unix time; 0: never",
+    "Unix time when a pass last finished here; 0: never",
     registry=SHARED,
 )
-RUNS_FIRED = _counter("feedq_runs_fired", "Runs that came due, of ticks that this worker fired")
+RUNS_FIRED = _counter("feedq_runs_fired", "Runs due, of ticks that this worker fired")
 MESSAGES_LEFT_OUT = Counter(
     "feedq_messages_left_out",
-    "Messages that this process did not send, because the broker is away or too slow",
+    "Messages not sent because the broker was down or slow",
     registry=SHARED,
 )
-RUNS_ENDED = _counter("feedq_runs_ended", "Attempts of runs that ended on this worker, by how", ["state"])
+RUNS_ENDED = _counter("feedq_runs_ended", "Attempts of runs that ended", ["state"])
 RUN_WAIT_SECONDS = _histogram(
     "feedq_run_wait_seconds",
-    "From the moment a run fell due to its start",
+    "Time from a run's due time to its start",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600),
 )
 JOB_SLOTS = _gauge(
     "feedq_job_slots",
-    "Job slots of this worker: `free`, `busy`, and threads of jobs that did not heed their end, `stuck`",
+    "Job slots: `free`, `busy`, or `stuck` in jobs that ignored their time-out",
     ["state"],
 )
