@@ -231,9 +231,9 @@ class Selector(Entry):
     example = "{required: {region: eu}, preferred: {disk: ssd}}"
 
     required: Labels = Field({})
-    """Labels without which no worker gets it."""
+    """Labels that a worker must have."""
     preferred: Labels = Field({})
-    """Labels of the workers that should get it, as long as one has room."""
+    """Labels that a worker should have, as long as one with them has room."""
 
 
 ANYWHERE: Final = Selector.of({})
@@ -246,35 +246,33 @@ class FeedSpec(Entry):
     noun = "feed"
 
     name: Name
-    """Unique. Up to 200 printable characters without spaces; `tenant/feed` reads well."""
+    """Unique; up to 200 printable characters without spaces, such as `tenant/feed`."""
     tenant: Tenant = ""
-    """Whom the feed belongs to."""
+    """Owner of the feed."""
     connector: Text
-    """Kind of source; `feedq connectors` lists them."""
+    """Kind of source, see `feedq connectors`."""
     source: Options = Field({})
     """Options of the connector."""
     sink: Options
-    """Where records land."""
+    """Options of the sink."""
     labels: Labels = Field({})
-    """Strings of your own."""
+    """Text values of your own."""
     selector: Selector = ANYWHERE
-    """Which workers may have it, by their labels."""
+    """Labels of the workers that may run it."""
     weight: Annotated[float, Number(0, over=True)] = 1.0
-    """Load of the feed beside others."""
+    """Its load, relative to other feeds."""
     process: Word[Process] = Process.SHARED
-    """`shared` with the other feeds of its worker, or its `own`, of which a worker runs four."""
+    """`shared` with the worker's other feeds, or its `own`; a worker runs at most four of these."""
     target_state: Word[TargetState] | None = None
-    """Whether it is to run, `running` unless it is given. Left out, a feed that is there already keeps its
-    own."""
+    """Whether it runs. A new feed is `running` by default; an existing one keeps its state."""
     initial_cursor: Cursor = None
-    """Where it begins as long as nothing of it has landed, and after `feedq feed cursor rewind --to-start`;
-    where its source begins unless it is given."""
+    """Where a feed begins that has landed nothing, also after `feedq feed cursor rewind --to-start`."""
     expect: Expect = Field({})
-    """What is expected of it: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_event_lag:
-    {at: /ts, seconds: 60}`, `max_refused: 1%`; `none` takes away what is expected of all, or of its tenant."""
+    """Expectations: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_event_lag: {at: /ts, seconds:
+    60}`, `max_refused: 1%`; `none` removes one set for all feeds or the tenant."""
     resume: Resume | None = None
-    """Where a feed that is new begins: `cursor`, and `records` that have landed before. `feedq export
-    --with-cursors` writes it; a feed that is there already keeps its own."""
+    """Where a new feed begins: `cursor`, and `records` landed before. Written by `feedq export
+    --with-cursors`."""
 
     def completed(self, before: FeedSpec | None) -> FeedSpec:
         target = self.target_state or (before and before.target_state) or TargetState.RUNNING

@@ -161,13 +161,13 @@ class Retries(Entry):
     shorthand = "limit"
 
     limit: Annotated[int, Number(0, 1_000)] = 0
-    """How often a run that failed or timed out is repeated."""
+    """Number of retries."""
     first: Annotated[float, Seconds()] = 10.0
-    """Wait before the first repetition."""
+    """Wait before the first retry."""
     factor: Annotated[float, Number(1, 100)] = 2.0
-    """Each wait is longer by this."""
+    """Factor by which each wait grows."""
     max: Annotated[float, Seconds()] = 600.0
-    """The longest wait."""
+    """Longest wait."""
 
 
 class CatchUpSpec(Entry):
@@ -176,11 +176,11 @@ class CatchUpSpec(Entry):
     shorthand = "policy"
 
     policy: Word[CatchUp] = CatchUp.LATEST
-    """Ticks that nobody fired in time."""
+    """Which missed ticks still fire."""
     window: Annotated[float, Seconds()] = 86_400.0
-    """None older are made up for."""
+    """Older ticks do not fire."""
     max: Annotated[int, Number(1, ROWS_MAX)] = 100
-    """With `all`: no more than this are made up for."""
+    """With `all`: most ticks that fire."""
 
 
 class KeptHistory(Entry):
@@ -189,10 +189,9 @@ class KeptHistory(Entry):
     shorthand = "runs"
 
     runs: Annotated[int | None, Number(1, KEEP_RUNS_MAX, or_none=True)] = None
-    """Keep so many runs of history, the newest; or `none`."""
+    """Number of newest runs to keep."""
     days: Annotated[int | None, Number(1, 3_660, or_none=True)] = None
-    """Keep history for so many days, and not as long as all others (`FEEDQ_RUN_RETENTION_DAYS`); or `none`
-    for that."""
+    """Days to keep runs; `none` is `FEEDQ_RUN_RETENTION_DAYS`."""
 
 
 class RequiredLabels(Entry):
@@ -201,7 +200,7 @@ class RequiredLabels(Entry):
     shorthand = "required"
 
     required: Annotated[Labels, AfterValidator(_few_labels)] = Field({})
-    """Labels that a worker must have to run it."""
+    """Labels that a worker must have."""
 
 
 class ScheduleSpec(Entry):
@@ -215,66 +214,65 @@ class ScheduleSpec(Entry):
     noun = "schedule"
 
     name: Name
-    """Unique. Up to 200 printable characters without spaces; not `beat:…`."""
+    """Unique; up to 200 printable characters without spaces, not `beat:…`."""
     task: Name
-    """Celery task that is run, by its name."""
+    """Name of the Celery task to run."""
     zone: Zone = DEFAULT_ZONE
-    """Time zone of `cron`, of days in `exclude`, and of times without an offset."""
+    """Time zone of `cron`, `exclude`, and times without an offset."""
     cron: Annotated[tuple[Text, ...], Listed(TIMES_MAX, as_one=True)] = ()
-    """Five fields such as `0 2 * * *`, or a name such as `@daily`. `H` stands for a value hashed from the
-    schedule's name."""
+    """Cron expressions, such as `0 2 * * *` or `@daily`."""
     every: Annotated[float | None, Seconds(EVERY_MIN_S)] = None
-    """An interval: `30s`, `5m`, `2h`, `1d`, or so many seconds."""
+    """Interval."""
     at: Annotated[tuple[Moment, ...], Listed(TIMES_MAX, as_one=True)] = ()
-    """Once, at a time such as `2026-12-01T08:00`."""
+    """Single times, such as `2026-12-01T08:00`."""
     anchor: Moment | None = None
-    """The time that `every` counts from."""
+    """Time that `every` counts from."""
     start: Bound = None
-    """No tick before this time, or `none`."""
+    """No ticks before this time."""
     end: Bound = None
-    """No tick from this time on, or `none`."""
+    """No ticks from this time on."""
     exclude: Annotated[
         tuple[Text, ...],
         AfterValidator(_check_dates),
         Listed(DATES_MAX, "dates", or_none=True),
     ] = ()
-    """Days without a tick: `2026-12-24`, or a range such as `2026-12-24..2027-01-06`; or `none`."""
+    """Days without ticks: `2026-12-24`, or `2026-12-24..2027-01-06` (both ends included)."""
     args: Annotated[list[Any], AfterValidator(_check_arguments)] = Field([])
-    """Arguments of the task by position."""
+    """Positional arguments of the task."""
     kwargs: Annotated[dict[Any, Any], AfterValidator(_check_arguments)] = Field({})
-    """Arguments by name."""
+    """Keyword arguments of the task."""
     semantics: Word[Semantics] = Semantics.AT_MOST_ONCE
-    """Whether a run whose worker died is repeated."""
+    """Whether a run is repeated after its worker died."""
     timeout: Annotated[float | None, Seconds(LIMIT_MIN_S, or_none=True)] = 3600.0
-    """Ends a run that takes longer; or `none`."""
+    """Time limit of a run."""
     retries: Retries = Retries.of({})
-    """How failed runs are repeated; a number is its `limit`."""
+    """Retries of failed and timed-out runs; a number is the `limit`."""
     queue: Name = DEFAULT_QUEUE
-    """Job queue, whose limits hold."""
+    """Job queue, with its limits."""
     priority: Annotated[int, Number(-PRIORITY_MAX, PRIORITY_MAX)] = 0
-    """From -100, last, to 100, first."""
+    """Runs with a higher one begin first."""
     selector: RequiredLabels = RequiredLabels.of({})
-    """Which workers may run it."""
+    """Labels of the workers that may run it."""
     jitter: Annotated[float, Seconds()] = 0.0
     """Each tick fires up to this much later."""
     start_deadline: Annotated[float | None, Seconds(LIMIT_MIN_S, or_none=True)] = None
-    """A run not started this long after it was due is not started any more; or `none`."""
+    """A run that has not begun this long after it was due does not begin."""
     overlap: Word[Overlap] = Overlap.SKIP
-    """A tick while an earlier run has not ended."""
+    """What happens to a tick while an earlier run has not ended."""
     buffer_max: Annotated[int, Number(1, ROWS_MAX)] = 100
-    """With `buffer_all`: runs that may wait."""
+    """With `buffer_all`: most runs that wait."""
     catch_up: CatchUpSpec = CatchUpSpec.of({})
-    """Ticks that nobody fired in time; a word is its `policy`."""
+    """Missed ticks; a word is the `policy`."""
     misfire_after: Annotated[float, Seconds()] = 60.0
-    """A tick fired later than this was missed."""
+    """A tick this late counts as missed."""
     resume: Word[ResumePolicy] = ResumePolicy.SKIP
-    """What becomes of the ticks of a pause."""
+    """What happens to the ticks of a pause."""
     pause_on_failure: Annotated[int | None, Number(1, 1_000_000, or_none=True)] = None
-    """So many runs in a row that failed, timed out or were lost pause the schedule; or `none`."""
+    """Pause the schedule after this many runs in a row failed, timed out or were lost."""
     keep: KeptHistory = KeptHistory.of({})
-    """History kept of it; a number is its `runs`."""
+    """History to keep; a number is the `runs`."""
     paused: Flag | None = None
-    """Declare it, but do not fire it. Left out, a schedule that is there already keeps its own."""
+    """Declares it without firing it. An existing schedule keeps its state by default."""
 
     @field_validator("cron")
     @classmethod
@@ -367,13 +365,13 @@ class Queue(Entry):
     noun = "queue"
 
     name: Name
-    """The name that schedules give as their `queue`."""
+    """Name that schedules give as their `queue`."""
     rate_per_s: Annotated[float | None, Number(0, 1_000_000, over=True)] = None
-    """Runs that may start a second, on average."""
+    """Average number of runs that may start per second."""
     burst: Annotated[float, Number(1, 1_000_000)] = 1.0
     """Runs that may start at once after a pause."""
     concurrency: Annotated[int | None, Number(1, CONCURRENCY_MAX)] = None
-    """Runs at a time on all workers."""
+    """Most runs at a time, on all workers."""
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
