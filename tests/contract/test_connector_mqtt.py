@@ -97,6 +97,20 @@ async def test_a_dismissal_is_told_with_its_reason(reason: int, says: str) -> No
             task.result()
 
 
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+async def test_a_trial_asks_for_a_session_that_ends_with_it(version: str) -> None:
+    expiry = b"\x11" + (3600).to_bytes(4)
+    for is_trial in (True, False):
+        async with ScriptedBroker(is_5=version == "5").listening() as broker:
+            driver = driver_of(broker.port, version=version, session_expiry_s=3600)
+            driver.trial = is_trial
+            async with waiting(driver, broker):
+                (asked,) = broker.connections
+        # Behind the name of the protocol and its version: "clean start", or "clean session".
+        assert bool(asked[7] & 0b10) is is_trial
+        assert (expiry in asked) is (version == "5" and not is_trial)
+
+
 async def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_is() -> None:
     async with (
         ScriptedBroker().listening() as broker,

@@ -79,7 +79,7 @@ def test_feedq_lists_the_connector_as_the_page_shows_it(installed: Path) -> None
     assert shown is not None
     lines = [" ".join(line.split()) for line in said]
     assert [line for line in map(str.split, shown.group(1).splitlines()) if line != ["…"]] == [
-        line.split() for line in lines if line.startswith(("ticker:", "OPTION", "host ", "port "))
+        line.split() for line in lines if line.startswith(("ticker:", "OPTION", "max_record_bytes "))
     ]
     assert "blocking-ticker" in feedq(installed, "connectors")
 
