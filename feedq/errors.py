@@ -23,6 +23,7 @@
     │   └── SourceBusy        the source said when to ask again; not before
     ├── EndReached            a backfill has read all it was begun for; release the feed for good
     ├── SinkUnavailable       the sink database is away; keep the batches and try again
+    │   ├── CommitUnknown     the answer to a commit was lost: the same write again finds out
     │   └── CheckpointLost    the checkpoint is not as it was left: drop the batches, and fence the feed anew
     └── FeedMisconfigured     only an edit of the feed can help; do not retry
 
@@ -123,6 +124,10 @@ class EndReached(FeedqError):
 
 class SinkUnavailable(FeedqError):
     """The sink database cannot be reached; worth another try with the same batches."""
+
+
+class CommitUnknown(SinkUnavailable):
+    """The connection broke between a commit and its answer: the same write again finds out what became of it."""
 
 
 class CheckpointLost(SinkUnavailable):

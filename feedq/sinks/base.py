@@ -5,8 +5,8 @@ A sink does a few things, each safe to be killed or frozen at any statement:
 * ``fence``: raise the checkpoint's epoch and read the cursor that the predecessor left;
 * ``write``: land many feeds' batches and advance their checkpoints, in *one* transaction. Feeds whose checkpoint
   is not the one that they continue have *lost* it: nothing of theirs is written, and they are fenced anew, which
-  tells the cursor to go on from, or that the epoch is superseded;
-* ``settle``: after a commit whose answer was lost, find out whether it happened;
+  tells the cursor to go on from, or that the epoch is superseded. After a commit whose answer was lost, the same
+  write finds out what became of it;
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
 * ``check`` and ``preview``: say whether a target can work, and how records would land, writing nothing;
 * ``dead_letters``, ``replay`` and ``drop``: look after the records that were refused;
@@ -299,16 +299,6 @@ class Written:
     """What the next write of each feed that has ``landed`` is to continue."""
 
 
-class CommitUnknown(Exception):
-    """The connection broke between COMMIT and its answer; ask `Sink.settle`."""
-
-    def __init__(self, commit_id: UUID, writes: Sequence[FeedWrite], written: Written) -> None:
-        super().__init__(f"commit {commit_id} of {len(writes)} feeds: its answer was lost")
-        self.commit_id = commit_id
-        self.writes = tuple(writes)
-        self.written = written
-
-
 class Sink(Protocol):
     """A session with a sink database, on behalf of one worker."""
 
@@ -318,16 +308,17 @@ class Sink(Protocol):
         """Fence many feeds in few statements. Raises `SinkUnavailable`."""
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
-        """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
-        `CommitUnknown`.
+        """Land and checkpoint in one transaction. Raises `SinkUnavailable`: nothing was written, or with
+        `CommitUnknown` nobody knows.
+
+        The sink remembers a commit whose answer was lost. If the next write is the same, or a part of it, it
+        returns what the commit did, or writes if nothing happened. With any other write the commit is forgotten,
+        and if it happened, its feeds are `Written.lost`.
 
         ``briefly``: other feeds wait. A feed whose records need a closer look, or whose table cannot be written
         now, is `Written.postponed`, and comes again by itself, without ``briefly``. The sink is only unavailable
         when it is so to every feed.
         """
-
-    def settle(self, unknown: CommitUnknown) -> Written | None:
-        """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
 
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         """End the writing sessions of these workers, which the caller knows to be gone. Returns how many."""

@@ -28,7 +28,6 @@ from feedq.records.cursor import CURSOR_BYTES_MAX, ESCAPED_NUL
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,
-    CommitUnknown,
     FeedWrite,
     FenceRequest,
     Written,
@@ -184,19 +183,32 @@ class LastCommit:
         return self.epoch == write.epoch and write.continues in (None, self.commit_id)
 
 
-def decide(unknown: CommitUnknown, checkpoints: Mapping[int, LastCommit]) -> Written | None:
-    """What the commit did; None when nothing of it happened. ``checkpoints`` is by feed id."""
-    written = unknown.written
-    committed = [write for write in unknown.writes if write.key in written.landed]
-    known = [(write, last) for write in committed if (last := checkpoints.get(write.feed_id)) is not None]
-    landed = {write.key for write, last in known if last.commit_id == unknown.commit_id}
-    if not landed and any(last.is_left_by(write) for write, last in known):
-        return None
-    # What is as it was left beside others that have landed was put back by hand, it alone.
-    lost = [write.key for write in committed if write.key not in landed]
-    return replace(
-        written,
-        landed={key: n for key, n in written.landed.items() if key in landed},
-        dead={key: n for key, n in written.dead.items() if key in landed},
-        lost=(*written.lost, *lost),
-    )
+@dataclass(frozen=True, slots=True)
+class UnknownCommit:
+    """A commit whose answer was lost."""
+
+    writes: Sequence[FeedWrite]
+    written: Written
+    """What it did, if it happened."""
+
+    def covers(self, writes: Sequence[FeedWrite]) -> bool:
+        """Whether these were all part of it, as they are."""
+        mine = {write.key: write for write in self.writes}
+        return all(mine.get(write.key) == write for write in writes)
+
+    def decide(self, checkpoints: Mapping[int, LastCommit]) -> Written | None:
+        """What the commit did; None when nothing of it happened. ``checkpoints`` is by feed id."""
+        written = self.written
+        committed = [write for write in self.writes if write.key in written.landed]
+        known = [(write, last) for write in committed if (last := checkpoints.get(write.feed_id)) is not None]
+        landed = {write.key for write, last in known if last.commit_id == written.commit_id}
+        if not landed and any(last.is_left_by(write) for write, last in known):
+            return None
+        # What is as it was left beside others that have landed was put back by hand, it alone.
+        lost = [write.key for write in committed if write.key not in landed]
+        return replace(
+            written,
+            landed={key: n for key, n in written.landed.items() if key in landed},
+            dead={key: n for key, n in written.dead.items() if key in landed},
+            lost=(*written.lost, *lost),
+        )

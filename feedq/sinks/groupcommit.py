@@ -10,11 +10,11 @@ The locks come first: a successor's fence waits for them, and so for the outcome
 at any point before the commit, nothing has happened.
 
 Targets land under savepoints, and what one refuses is found and set aside there (`feedq.sinks.refusals`). So one
-transaction is enough, but for four cases in which `TransactionalSink.write` begins another one: the connection
+transaction is enough, except in four cases in which `TransactionalSink.write` begins another one: the connection
 had died before, a deadlock ended the transaction, a table has changed, or the commit was refused.
 
-What the database answers belongs to one record, one feed, or the sink, in this order: only errors at the
-checkpoints, which all feeds need, are the sink's.
+An error of the database belongs to one record, one feed, or the sink, in this order: only an error at the
+checkpoints, which all feeds need, is the sink's.
 """
 
 from __future__ import annotations
@@ -27,31 +27,12 @@ from uuid import uuid4
 
 from feedq.core.model import FeedKey
 from feedq.errors import InvalidInput
-from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written, parts
+from feedq.sinks.base import DeadRecord, FeedWrite, Target, Written, parts
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift
 from feedq.sinks.plan import TargetPlan
-from feedq.sinks.refusals import OverBudget, TargetChanged, TargetLanding, Unfit
-from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession
-
-
-class GroupFailed(Exception):
-    """An attempt failed: nothing was written, and the transaction is still open, or broken."""
-
-    def __init__(
-        self,
-        scope: ErrorScope,
-        error: Exception,
-        said: str,
-        *,
-        is_the_sinks: bool = False,
-        changed: Sequence[Target] = (),
-    ) -> None:
-        super().__init__(said)
-        self.scope, self.error, self.changed = scope, error, changed
-        self.is_the_sinks = is_the_sinks
-        """Whether it failed at the checkpoints, which all feeds need."""
-
+from feedq.sinks.refusals import OverBudget, TargetLanding, Unfit
+from feedq.sinks.session import ErrorScope, SinkSession
 
 STATEMENT_TIMEOUT_S: Final = 300.0
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
@@ -84,6 +65,10 @@ class GroupCommit:
         self._locked = locked
         self._was_refused = was_refused
         self._has_waited = False
+        self.is_the_sinks = True
+        """Whether what is done at this moment is for all feeds: if it fails, the sink is away."""
+        self.written = Written({}, {}, (), {})
+        """What has happened if the commit has."""
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable: dict[FeedKey, str] = {}
@@ -93,19 +78,15 @@ class GroupCommit:
         """Land and advance.
 
         Raises:
-            CommitUnknown: the answer to the commit was lost; the session is closed.
-            GroupFailed: nothing was written; the transaction is still open, or broken.
-            errors of the session: the same, before the transaction has begun.
+            AnswerLost: of the commit; the session is closed.
+            TargetChanged, errors of the session: nothing was written; the transaction may be open, or broken.
         """
         writes = self._find_usable(groups)
         if not writes:
             return Written(landed={}, dead={}, lost=(), unusable=self._unusable)
-        try:
-            not_locked = self._begin(writes)
-            if not_locked:
-                self._tell_locked([write for write in writes if write.key in not_locked])
-        except self._session.errors as error:
-            raise self._failed(error, is_the_sinks=True) from error
+        not_locked = self._begin(writes)
+        if not_locked:
+            self._tell_locked([write for write in writes if write.key in not_locked])
         lost = not_locked - self._postponed.keys()
         left_out = not_locked | self._unusable.keys()
         landings = [
@@ -113,6 +94,7 @@ class GroupCommit:
             for target, group in groups.items()
             if (admitted := [write for write in group if write.key not in left_out] if left_out else group)
         ]
+        self.is_the_sinks = False
         for some in parts(landings, -(-len(landings) // SAVEPOINTS_MAX) or 1):
             if len(some) == 1 or not self._land_together(some):
                 for plan, admitted in some:
@@ -199,7 +181,7 @@ class GroupCommit:
             return False
         except self._session.errors as error:
             if self._session.is_broken or not self._session.can_undo(error):
-                raise self._failed(error, is_the_sinks=False) from error
+                raise
             if (
                 plan is not None
                 and not plan.detours(error)
@@ -213,12 +195,7 @@ class GroupCommit:
     def _land(self, plan: TargetPlan, writes: Sequence[FeedWrite]) -> None:
         self._bound_locks(plan)
         landing = TargetLanding(plan, briefly=self._briefly, postpones_refused=self._was_refused)
-        try:
-            outcome = landing.land(writes)
-        except TargetChanged as changed:
-            raise self._changed([plan.target]) from changed
-        except self._session.errors as error:
-            raise self._failed(error, is_the_sinks=False) from error
+        outcome = landing.land(writes)
         self._count(outcome.landed, outcome.dead)
         self._unusable |= outcome.unusable
         self._postponed |= outcome.postponed
@@ -243,8 +220,8 @@ class GroupCommit:
         self._dead += dead
 
     def _commit(self, writes: Sequence[FeedWrite], targets: Sequence[Target], lost: set[FeedKey]) -> Written:
-        commit_id = uuid4()
-        written = Written(
+        session, commit_id = self._session, uuid4()
+        self.written = Written(
             self._landed,
             dict(Counter(suspect.write.key for suspect, _ in self._dead)),
             tuple(sorted(lost)),
@@ -254,34 +231,16 @@ class GroupCommit:
             commit_id,
         )
         if not self._landed:
-            self._session.rollback()
-            return written
-        try:
-            if changed := self._session.find_changed(targets):
-                raise self._changed(changed)
-            landed = [write for write in writes if write.key in self._landed]
-            self._session.advance(landed, self._landed, commit_id)
-        except self._session.errors as error:
-            raise self._failed(error, is_the_sinks=True) from error
-        try:
-            if self._dead:
-                self._session.write_dead_letters(self._dead)
-            self._session.commit()
-        except AnswerLost as lost:
-            raise CommitUnknown(commit_id, writes, written) from lost
-        except self._session.errors as error:
-            raise self._failed(error, is_the_sinks=False) from error
-        return written
-
-    def _changed(self, targets: Sequence[Target]) -> GroupFailed:
-        said = f"table {targets[0].table!r} changes over and over"
-        return GroupFailed(ErrorScope.CONFLICT, TargetChanged(said), said, changed=targets)
-
-    def _failed(self, error: Exception, *, is_the_sinks: bool) -> GroupFailed:
-        session = self._session
-        scope = session.scope(error)
-        is_everybodys = scope is ErrorScope.LOCKED and session.locks_all
-        return GroupFailed(scope, error, session.explain(error), is_the_sinks=is_the_sinks or is_everybodys)
+            session.rollback()
+            return self.written
+        session.check_unchanged(targets)
+        self.is_the_sinks = True
+        session.advance([write for write in writes if write.key in self._landed], self._landed, commit_id)
+        self.is_the_sinks = False
+        if self._dead:
+            session.write_dead_letters(self._dead)
+        session.commit()
+        return self.written
 
 
 def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:

@@ -112,10 +112,6 @@ class TargetBusy(Exception):
         self.scope, self.error = scope, error
 
 
-class TargetChanged(Exception):
-    """The table has changed since its plan was made: what it refused may not be the records' fault."""
-
-
 class OverBudget(Exception):
     """Feeds that cannot be sorted out while others wait, and an error of each."""
 
@@ -200,7 +196,7 @@ class TargetLanding:
 
     def _land_around(self, writes: Sequence[FeedWrite], failed: FailedAttempt) -> None:
         """Land what can be of writes that were refused together."""
-        self._check_unchanged()
+        self._session.check_unchanged([self._plan.target])
         records = list(SuspectRecord.of_writes(writes))
         refused, left = bisect(records, self._attempt_records, failed=failed, failures_max=FAILURES_MAX)
         self._blame_table(refused, left, records)
@@ -266,14 +262,9 @@ class TargetLanding:
         except self._session.errors as error_of_nothing:
             if self._session.is_broken or not self._session.can_undo(error_of_nothing):
                 raise
-            self._check_unchanged()
+            self._session.check_unchanged([self._plan.target])
             raise self._broken(said, remedy) from error
         return FailedAttempt(said, position, remedy)
-
-    def _check_unchanged(self) -> None:
-        """Raise `TargetChanged` if the table is not the one that the plan was made for."""
-        if self._session.find_changed([self._plan.target]):
-            raise TargetChanged(f"table {self._plan.target.table!r} has changed meanwhile: try again")
 
     def _broken(self, said: str, remedy: str) -> TargetBroken:
         wish = remedy or "mend the table or edit the feed"

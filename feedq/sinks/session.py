@@ -11,7 +11,7 @@ new connection behind our back after an error, which is why a broken session ref
 connection is in autocommit mode: transactions begin and end by statements of ours, where the caller says so.
 
 Targets are inspected when they are first needed, judged by `feedq.sinks.target_table`, and remembered until
-`refresh` or `find_changed` finds their tables changed. Only a fence creates tables: what disappears while a feed
+`refresh` finds their tables changed. Only a fence creates tables: what disappears while a feed
 is being written was taken away by a person, who should be asked and not overruled.
 """
 
@@ -102,6 +102,11 @@ class ErrorScope(Enum):
 
 class AnswerLost(Exception):
     """COMMIT was sent and the connection broke: it may or may not have happened."""
+
+
+class TargetChanged(Exception):
+    """A table has changed since its plan was made: what it refused may not be the records' fault, and what it took
+    may be wrong."""
 
 
 class SinkSession(ABC):
@@ -495,9 +500,14 @@ class SinkSession(ABC):
         except UnreadableRecord as unfit:
             raise InvalidInput(f"table {target.table!r}: {unfit}") from None
 
-    def find_changed(self, targets: Collection[Target]) -> list[Target]:
-        """Those whose tables have changed since they were inspected. Asked once their rows have been sent, when
-        nobody can change a table until the transaction ends: a plan made for another type lands wrong values."""
+    def check_unchanged(self, targets: Collection[Target]) -> None:
+        """Raise `TargetChanged` if a table has changed since it was inspected. Asked once the rows have been sent,
+        when nobody can change a table until the transaction ends: a plan made for another type lands wrong
+        values."""
+        if changed := self._find_changed(targets):
+            raise TargetChanged(f"table {changed[0].table!r} has changed meanwhile: try again")
+
+    def _find_changed(self, targets: Collection[Target]) -> list[Target]:
         shapes = [self._plans[target].shape for target in targets]
         now = self.fingerprints(shapes) if shapes else ()
         return [
@@ -508,12 +518,8 @@ class SinkSession(ABC):
 
     def refresh(self, targets: Iterable[Target]) -> None:
         """Forget those whose tables have changed since they were looked at."""
-        for target in self.find_changed([target for target in targets if target in self._plans]):
-            self.forget(target)
-
-    def forget(self, target: Target) -> None:
-        """Have the target inspected before it is next used."""
-        self._plans.pop(target, None)
+        for target in self._find_changed([target for target in targets if target in self._plans]):
+            del self._plans[target]
 
     def add_columns(
         self, target: Target, columns: Mapping[str, ColumnType], *, dry_run: bool = False

@@ -19,9 +19,8 @@ from uuid import UUID
 
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import with_remedy
-from feedq.errors import FeedqError, SinkUnavailable
+from feedq.errors import CommitUnknown, FeedqError, SinkUnavailable
 from feedq.sinks.base import (
-    CommitUnknown,
     FeedWrite,
     FenceOutcome,
     FenceRequest,
@@ -29,11 +28,11 @@ from feedq.sinks.base import (
     Unusable,
     Written,
 )
-from feedq.sinks.checkpoints import LastCommit, decide
+from feedq.sinks.checkpoints import LastCommit, UnknownCommit
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import GroupCommit, GroupFailed, by_target
+from feedq.sinks.groupcommit import GroupCommit, by_target
 from feedq.sinks.refusals import CONFLICTS_MAX
-from feedq.sinks.session import ErrorScope, SinkSession, application_name
+from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession, TargetChanged, application_name
 from feedq.sinks.upkeep import change_checkpoint, check, checkpoints, dead_letters, drop, preview, replay
 
 P = ParamSpec("P")
@@ -77,8 +76,10 @@ class TransactionalSink:
         self._session: SinkSession | None = None
         self._locked: set[Target] = set()
         """Targets that could not be written when last tried, because of somebody's lock."""
-        self._lost: dict[UUID, Any] = {}
-        """By which the server knows the sessions of commits whose answers were lost."""
+        self._unknown: UnknownCommit | None = None
+        """The last commit, if its answer was lost."""
+        self._unknown_backend: Any = None
+        """What the server knows the session of that commit by."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         def fence(session: SinkSession) -> list[FenceOutcome]:
@@ -98,60 +99,72 @@ class TransactionalSink:
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        if (settled := self._settle(writes)) is not None:
+            return settled
         groups = by_target(writes)
+        failures: tuple[type[Exception], ...] = (TargetChanged, *self.session_type.errors)
         was_refused, conflicts = False, 0
         while True:
             session = self._connect()
+            commit = GroupCommit(session, briefly=briefly, locked=self._locked, was_refused=was_refused)
             try:
-                return GroupCommit(
-                    session, briefly=briefly, locked=self._locked, was_refused=was_refused
-                ).run(groups)
-            except GroupFailed as failed:
-                last = failed.error
+                if conflicts:
+                    session.refresh(groups)
+                return commit.run(groups)
+            except failures as error:
+                last = error
                 session.rollback()
-                if session.is_broken or failed.scope is ErrorScope.UNAVAILABLE:
-                    if not _died_idle(session):
+                has_changed = isinstance(error, TargetChanged)
+                scope = ErrorScope.CONFLICT if has_changed else session.scope(error)
+                if session.is_broken or scope is ErrorScope.UNAVAILABLE:
+                    if session.has_begun or not session.is_broken:
                         break
-                elif failed.scope is ErrorScope.CONFLICT and conflicts < CONFLICTS_MAX:
+                    # It was dead before the transaction did anything: a new connection is worth a try.
+                elif scope is ErrorScope.CONFLICT and conflicts < CONFLICTS_MAX:
                     conflicts += 1
-                    for target in failed.changed:
-                        session.forget(target)
-                elif failed.is_the_sinks:
+                elif commit.is_the_sinks or (scope is ErrorScope.LOCKED and session.locks_all):
                     break
                 elif was_refused:
                     # What is known of the targets may be what is wrong: they are inspected anew.
                     self.close()
-                    return _postponed(writes, f"the commit failed: {failed}")
+                    why = f"the commit failed: {error if has_changed else session.explain(error)}"
+                    return Written({}, {}, (), {}, {write.key: why for write in writes})
                 else:
                     was_refused = True
-            except session.errors as error:
-                last = error
-                session.rollback()
-                if not _died_idle(session):
-                    break
-            except CommitUnknown as unknown:
-                self._lost[unknown.commit_id] = session.backend
-                self.close()
-                raise
+            except AnswerLost as lost:
+                raise self._unknown_commit(session, writes, commit.written) from lost
             except BaseException:
                 # Whatever it was, the transaction must not stay open behind it.
                 self.close()
                 raise
         raise self._unavailable(last, "nothing was written") from last
 
-    def settle(self, unknown: CommitUnknown) -> Written | None:
-        backend = self._lost.get(unknown.commit_id)
+    def _unknown_commit(
+        self, session: SinkSession, writes: Sequence[FeedWrite], written: Written
+    ) -> CommitUnknown:
+        self._unknown, self._unknown_backend = UnknownCommit(writes, written), session.backend
+        self.close()
+        return CommitUnknown(
+            f"sink {mask_url(self._url)}: the answer to a commit of {len(writes)} feeds was lost"
+        )
+
+    def _settle(self, writes: Sequence[FeedWrite]) -> Written | None:
+        """What became of a commit whose answer was lost, if these were part of it and it happened."""
+        unknown = self._unknown
+        if unknown is None or not unknown.covers(writes):
+            self._unknown = None
+            return None
 
         def last_commits(session: SinkSession) -> dict[int, LastCommit]:
-            if backend is not None:
+            if self._unknown_backend is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
-                session.end_session(backend)
+                session.end_session(self._unknown_backend)
             session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
             return session.last_commits([feed_id for feed_id, _ in unknown.written.landed], lock=True)
 
-        written = decide(unknown, self._do(last_commits))
-        self._lost.pop(unknown.commit_id, None)
-        return written
+        settled = unknown.decide(self._do(last_commits))
+        self._unknown = None
+        return settled
 
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         others = [worker_id for worker_id in worker_ids if worker_id != self._worker_id]
@@ -258,13 +271,3 @@ class TransactionalSink:
         with suppress(*session.errors):
             return "" if session.is_broken else session.remedy(error)
         return ""
-
-
-def _postponed(writes: Sequence[FeedWrite], why: str) -> Written:
-    """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
-    return Written({}, {}, (), {}, {write.key: why for write in writes})
-
-
-def _died_idle(session: SinkSession) -> bool:
-    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
-    return session.is_broken and not session.has_begun

@@ -33,8 +33,8 @@ from feedq.sinks.base import (
 from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
 from feedq.sinks.copytext import UnreadableRecord
 from feedq.sinks.plan import TargetPlan
-from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetChanged, TargetLanding
-from feedq.sinks.session import AnswerLost, SinkSession, parameter
+from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetLanding
+from feedq.sinks.session import AnswerLost, SinkSession, TargetChanged, parameter
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
 d = dead_letter.c

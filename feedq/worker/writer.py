@@ -192,13 +192,12 @@ class Writer:
         while not self._stopping:
             _drop_broken(group)
             if not group:
-                self._session.leave_undecided()
                 return None
             try:
                 return self._session.write(group, briefly=True)
             except SinkUnavailable:
                 failures += 1
-                if failures >= APART_AFTER and self._session.is_decided and self._is_not_the_sinks(group):
+                if failures >= APART_AFTER and self._is_not_the_sinks(group):
                     self._put_apart(group)
                     return None
                 self._pause(pause_s)
@@ -207,7 +206,6 @@ class Writer:
                 if len(group) == 1:
                     raise
                 logger.warning(LogEvent.UNEXPECTED, where="writer", sink=self._name, error=repr(error))
-                self._session.leave_undecided()
                 self._put_apart(group)
                 return None
         return None
@@ -365,7 +363,6 @@ class ApartWriter:
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
                 refuse_unexpected(self._name, {batch_queue: batches}, error)
-                self.session.leave_undecided()
                 self._done(feed, batches)
             del turn, batch_queue, feed, batches
         self.session.close()
@@ -397,8 +394,10 @@ class ApartWriter:
 
     def _write(self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
         started = monotonic()
-        written = self._write_decided(batch_queue, feed, batches)
-        if written is None:
+        try:
+            written = self.session.write({batch_queue: batches}, briefly=False)
+        except SinkUnavailable as error:
+            self._put_off(batch_queue, feed, str(error))
             return
         if why := written.postponed.get(batch_queue.key):
             self._put_off(batch_queue, feed, why)
@@ -418,26 +417,6 @@ class ApartWriter:
                 feed.until = now + SUSPECT_S
             batch_queue.is_postponed = False
         self._say(batch_queue, None)
-
-    def _write_decided(
-        self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]
-    ) -> Written | None:
-        """Write until it is known what became of it; None when nothing was written."""
-        while not self._stopping:
-            try:
-                return self.session.write({batch_queue: batches}, briefly=False)
-            except SinkUnavailable as error:
-                self._put_off(batch_queue, feed, str(error))
-                if self.session.is_decided:
-                    return None
-                with self._wakeup:
-                    while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
-                        note_turn()
-                        self._wakeup.wait(min(left_s, TURN_S))
-                if batch_queue.broken is not None:
-                    self.session.leave_undecided()
-                    return None
-        return None
 
     def _put_off(self, batch_queue: BatchQueue, feed: FeedApart, why: str) -> None:
         with self._wakeup:

@@ -1,7 +1,7 @@
 """A writing session lands groups of batches in one sink, and tells the queues that they came from.
 
-Of a commit whose answer was lost it asks what became of it before it writes anything else: the checkpoint decides,
-never a guess. A batch is answered exactly once, by a `CommitAnswer` to its queue.
+A group that could not be written is written again, also when the answer to its commit was lost: then the sink
+finds out what became of it. A batch is answered exactly once, by a `CommitAnswer` to its queue.
 
 An `Outage` remembers whether the sink is reached, for everybody in the worker who uses it.
 """
@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import NamedTuple, TypeAlias
 
-from feedq.errors import CheckpointLost, FeedMisconfigured, FeedqError, SinkUnavailable
+from feedq.errors import CheckpointLost, CommitUnknown, FeedMisconfigured, FeedqError, SinkUnavailable
 from feedq.records.batch import Batch
-from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
+from feedq.sinks.base import FeedWrite, Sink, Written
 from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import (
@@ -91,19 +91,13 @@ logger = log(__name__)
 
 
 class WritingSession:
-    """A session with a sink that lands groups, and knows of a commit whose answer was lost. For one thread."""
+    """A session with a sink that lands groups. For one thread."""
 
     def __init__(self, name: str, make_sink: Callable[[], Sink], outage: Outage) -> None:
         self._name, self._make_sink, self._outage = name, make_sink, outage
         self._sink: Sink | None = None
-        self._unknown: CommitUnknown | None = None
         self._probe_at = float("-inf")
         self.must_renew = False
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether it is known what became of the last group. If not, the same is to be written next."""
-        return self._unknown is None
 
     def write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
         """Raises `SinkUnavailable`."""
@@ -114,6 +108,8 @@ class WritingSession:
             with asking():
                 written = self._write(group, briefly=briefly)
         except SinkUnavailable as error:
+            if isinstance(error, CommitUnknown):
+                logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(group))
             self._outage.failed(error, since=since)
             raise
         finally:
@@ -129,15 +125,9 @@ class WritingSession:
         return written
 
     def _write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
-        if self.must_renew and self.is_decided:
+        if self.must_renew:
             self.must_renew = False
             self.close()
-        sink = self._opened()
-        if self._unknown is not None:
-            settled = sink.settle(self._unknown)
-            self._unknown = None
-            if settled is not None:
-                return settled
         writes = [
             FeedWrite(
                 queue.key[0],
@@ -150,12 +140,7 @@ class WritingSession:
             )
             for queue, batches in group.items()
         ]
-        try:
-            return sink.write(writes, briefly=briefly)
-        except CommitUnknown as error:
-            logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
-            self._unknown = error
-            raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
+        return self._opened().write(writes, briefly=briefly)
 
     def probe(self) -> None:
         """Find out whether a sink that was away is back, when there is nothing to write."""
@@ -175,10 +160,6 @@ class WritingSession:
         if self._sink is None:
             self._sink = self._make_sink()
         return self._sink
-
-    def leave_undecided(self) -> None:
-        """Ask no more what became of the last group; if it landed, its feeds are `Written.lost` next."""
-        self._unknown = None
 
     def close(self) -> None:
         if self._sink is not None:

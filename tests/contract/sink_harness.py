@@ -23,8 +23,9 @@ from psycopg2 import sql
 from sqlalchemy import Engine, event
 
 from feedq.core.model import JSON
+from feedq.errors import CommitUnknown
 from feedq.local.postgres import Postgres
-from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
+from feedq.sinks.base import FeedWrite, Sink, Target
 from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
 from tests.contract.sink_stage import (
@@ -103,12 +104,12 @@ class PostgresSinkHarness:
         sink = self.sink(worker_id=worker_id, url=self.proxy.url)
         return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.release)
 
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
-        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[:2]
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
+        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[0]
 
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
-        sink, unknown, trap = self._lose(Fault.STRAND, writes)
-        return sink, unknown, trap.release
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
+        sink, trap = self._lose(Fault.STRAND, writes)
+        return sink, trap.release
 
     def spoil(self, target: Target, code: str = "45000") -> bytes:
         self.query(
@@ -158,14 +159,14 @@ class PostgresSinkHarness:
                 connection.cursor().execute("ROLLBACK")
             connection.close()
 
-    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Trap]:
+    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, Trap]:
         sink = self.sink(url=self.proxy.url)
         trap = self.proxy.arm(fault, "COMMIT")
         try:
             written = sink.write(writes)
-        except CommitUnknown as unknown:
+        except CommitUnknown:
             assert trap.tripped.wait(PATIENCE_S)
-            return sink, unknown, trap
+            return sink, trap
         raise AssertionError(f"the commit was answered: {written}")
 
 
@@ -221,16 +222,16 @@ class SqliteHarness:
         sink, trap = self._trapped(Break.HOLD, worker_id)
         return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.released.set)
 
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
         sink, trap = self._trapped(Break.FAIL_AFTER if happened else Break.FAIL_BEFORE, uuid4())
         try:
             written = sink.write(writes)
-        except CommitUnknown as unknown:
+        except CommitUnknown:
             assert trap.tripped.is_set()
-            return sink, unknown
+            return sink
         raise AssertionError(f"the commit was answered: {written}")
 
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
         raise AssertionError("there is nothing that a commit could be on its way through")
 
     def spoil(self, target: Target) -> bytes:
@@ -334,19 +335,19 @@ class MemoryHarness:
         is_text = target.format == "text"
         return [(row.feed, row.epoch, row.record.decode() if is_text else row.record) for row in landed]
 
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
         sink = self.sink()
         sink.tables.lose_answer = happened
         try:
             written = sink.write(writes)
-        except CommitUnknown as unknown:
-            return sink, unknown
+        except CommitUnknown:
+            return sink
         raise AssertionError(f"the commit was answered: {written}")
 
     def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
         raise AssertionError("a transaction in memory has no time to freeze in")
 
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
         raise AssertionError("there is nothing that a commit could be on its way through")
 
     def spoil(self, target: Target) -> bytes:

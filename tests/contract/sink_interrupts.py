@@ -153,14 +153,9 @@ class SinkInterrupts(SinkStage):
         fence(harness.sink(), 1, 1)
         fence(harness.sink(), 2, 1)
         writes = [write(n, 1, batch(b"%d" % n, cursor=n)) for n in (1, 2)]
-        sink, unknown = harness.lost(writes, happened=happened)
-        assert list(unknown.writes) == writes
-        settled = sink.settle(unknown)
-        if happened:
-            assert settled == unknown.written == Written({(1, 1): 1, (2, 1): 1}, {}, (), {})
-        else:
-            assert settled is None
-            sink.write(writes)
+        sink = harness.lost(writes, happened=happened)
+        assert landed(harness).total() == 2 * happened
+        assert sink.write(writes) == Written({(1, 1): 1, (2, 1): 1}, {}, (), {})
         assert landed(harness) == rows_of(1, 1, "1") + rows_of(2, 1, "2")
         assert [fence(sink, n, 2).cursor for n in (1, 2)] == [1, 2]
 
@@ -170,12 +165,12 @@ class SinkInterrupts(SinkStage):
         self, harness: SinkHarness, happened: bool
     ) -> None:
         fence(harness.sink(), 1, 1)
-        sink, unknown = harness.lost([write(1, 1, batch(b"1", cursor="mine"))], happened=happened)
+        writes = [write(1, 1, batch(b"1", cursor="mine"))]
+        sink = harness.lost(writes, happened=happened)
         heir = fence(harness.sink(), 1, 2)
         assert heir.cursor == ("mine" if happened else None)
-        settled = sink.settle(unknown)
-        assert settled is not None
-        assert (settled.landed, settled.lost) == ({}, ((1, 1),))
+        written = sink.write(writes)
+        assert (written.landed, written.lost) == ({}, ((1, 1),))
 
     @needs("loses_answers")
     def test_a_feed_that_a_successor_wrote_since_is_fenced_and_the_others_still_tell(
@@ -183,11 +178,36 @@ class SinkInterrupts(SinkStage):
     ) -> None:
         fence(harness.sink(), 1, 1)
         fence(harness.sink(), 2, 1)
-        sink, unknown = harness.lost([write(n, 1, batch(b"1", cursor=1)) for n in (1, 2)], happened=True)
+        writes = [write(n, 1, batch(b"1", cursor=1)) for n in (1, 2)]
+        sink = harness.lost(writes, happened=True)
         heir = harness.sink()
         fence(heir, 1, 2)
         heir.write([write(1, 2, batch(b"2", cursor=2))])
-        assert sink.settle(unknown) == Written({(2, 1): 1}, {}, ((1, 1),), {})
+        assert sink.write(writes) == Written({(2, 1): 1}, {}, ((1, 1),), {})
+
+    @needs("loses_answers")
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_what_is_left_of_a_group_learns_what_became_of_all_of_it(
+        self, harness: SinkHarness, happened: bool
+    ) -> None:
+        owner = harness.sink()
+        left = {n: fence(owner, n, 1).commit_id for n in (1, 2)}
+        writes = [write(n, 1, batch(b"%d" % n, cursor=n), continues=left[n]) for n in (1, 2)]
+        sink = harness.lost(writes, happened=happened)
+        assert sink.write(writes[1:]).landed[2, 1] == 1
+        assert landed(harness) == rows_of(2, 1, "2") + (rows_of(1, 1, "1") if happened else Counter())
+
+    @needs("loses_answers")
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_other_batches_than_those_whose_answer_was_lost_do_not_land_beside_them(
+        self, harness: SinkHarness, happened: bool
+    ) -> None:
+        left = fence(harness.sink(), 1, 1).commit_id
+        first, more = batch(b"1", cursor=1), batch(b"2", cursor=2)
+        sink = harness.lost([write(1, 1, first, continues=left)], happened=happened)
+        written = sink.write([write(1, 1, first, more, continues=left)])
+        assert (written.landed, written.lost) == (({}, ((1, 1),)) if happened else ({(1, 1): 2}, ()))
+        assert landed(harness) == (rows_of(1, 1, "1") if happened else rows_of(1, 1, "1", "2"))
 
     @needs("loses_answers")
     @pytest.mark.parametrize("happened", [True, False])
@@ -195,13 +215,10 @@ class SinkInterrupts(SinkStage):
         self, harness: SinkHarness, happened: bool
     ) -> None:
         left = fence(harness.sink(), 1, 1).commit_id
-        sink, unknown = harness.lost([write(1, 1, batch(b"1", cursor=1), continues=left)], happened=happened)
-        settled = sink.settle(unknown)
-        assert (settled is not None) == happened
-        if settled is not None:
-            assert settled.commit_id == unknown.commit_id
-            left = settled.commit_id
-        assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=left)]).landed == {(1, 1): 1}
+        writes = [write(1, 1, batch(b"1", cursor=1), continues=left)]
+        left = harness.lost(writes, happened=happened).write(writes).commit_id
+        next_ = write(1, 1, batch(b"2", cursor=2), continues=left)
+        assert harness.sink().write([next_]).landed == {(1, 1): 1}
 
     @needs("loses_answers")
     @pytest.mark.parametrize("happened", [True, False])
@@ -213,12 +230,10 @@ class SinkInterrupts(SinkStage):
         owner = harness.sink(worker_id=worker)
         left = {n: fence(owner, n, 1).commit_id for n in (1, 2)}
         writes = [write(n, 1, batch(b"1", cursor=1), continues=left[n]) for n in (1, 2)]
-        sink, unknown = harness.lost(writes, happened=happened)
+        sink = harness.lost(writes, happened=happened)
         fence(owner, 1, 1)
-        settled = sink.settle(unknown)
-        if settled is None:
-            settled = sink.write(writes)
-        assert (settled.landed, settled.lost) == ({(2, 1): 1}, ((1, 1),))
+        written = sink.write(writes)
+        assert (written.landed, written.lost) == ({(2, 1): 1}, ((1, 1),))
         assert landed(harness) == rows_of(2, 1, "1") + (rows_of(1, 1, "1") if happened else Counter())
 
     @needs("loses_answers")
@@ -226,22 +241,15 @@ class SinkInterrupts(SinkStage):
     def test_a_lost_answer_covers_the_dead_letters_too(self, harness: SinkHarness, happened: bool) -> None:
         fence(harness.sink(), 1, 1)
         writes = [write(1, 1, batch(b"1", b"no json", cursor=1))]
-        sink, unknown = harness.lost(writes, happened=happened)
-        settled = sink.settle(unknown)
-        if happened:
-            assert settled == Written({(1, 1): 1}, {(1, 1): 1}, (), {})
-        else:
-            assert settled is None
-            assert dead(sink) == []
-            sink.write(writes)
+        sink = harness.lost(writes, happened=happened)
+        assert sink.write(writes) == Written({(1, 1): 1}, {(1, 1): 1}, (), {})
         assert dead(sink) == [("feed/1", 1, b"no json", 1)]
 
     @needs("strands_commits")
-    def test_settling_does_not_return_while_the_commit_may_still_arrive(self, harness: SinkHarness) -> None:
+    def test_nothing_is_written_while_the_commit_may_still_arrive(self, harness: SinkHarness) -> None:
         fence(harness.sink(), 1, 1)
         writes = [write(1, 1, batch(b"1", cursor=1))]
-        sink, unknown, let_the_commit_arrive = harness.stranded(writes)
-        assert sink.settle(unknown) is None
-        let_the_commit_arrive()
+        sink, let_the_commit_arrive = harness.stranded(writes)
         assert sink.write(writes).landed == {(1, 1): 1}
+        let_the_commit_arrive()
         assert landed(harness) == rows_of(1, 1, "1")

@@ -18,7 +18,7 @@ from uuid import UUID
 from feedq.core.model import JSON, FeedKey, Identity
 from feedq.errors import SinkUnavailable
 from feedq.records.batch import Batch, Records
-from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Sink, Target, Written
+from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Sink, Target, Written
 from feedq.sinks.mapping import sources_of
 
 ENVIRONMENT: Final = "test"
@@ -66,10 +66,10 @@ class SinkHarness(Protocol):
     def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
         """A write of this worker that stands still before its commit, all else done."""
 
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
         """A write whose answer was lost after its commit ``happened``, or before it could; and its sink."""
 
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
         """A write whose answer was lost while its commit is still under way; calling lets the commit arrive."""
 
     def spoil(self, target: Target) -> bytes:

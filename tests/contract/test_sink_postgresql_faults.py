@@ -96,15 +96,16 @@ def test_settling_does_not_guess_while_the_rows_are_locked(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedq.sinks.transactional.SETTLE_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("feedq.sinks.postgresql.PostgresSession.end_session", lambda *_: None)
     fence(harness.sink(), 1, 1)
-    _, unknown, let_the_commit_arrive = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
-    stranger = harness.sink()
+    writes = [write(1, 1, batch(b"1", cursor=1))]
+    sink, let_the_commit_arrive = harness.stranded(writes)
     with pytest.raises(SinkUnavailable, match="holds the lock"):
-        # Not the sink that lost it: it cannot tell which backend that was.
-        stranger.settle(unknown)
+        sink.write(writes)
     let_the_commit_arrive()
     monkeypatch.undo()
-    assert stranger.settle(unknown) == unknown.written
+    assert sink.write(writes) == Written({(1, 1): 1}, {}, (), {})
+    assert harness.landed() == Counter({("feed/1", 1, "1"): 1})
 
 
 # -- refused by the server at the commit -------------------------------------------------------------

@@ -15,13 +15,12 @@ from uuid import UUID, uuid4
 
 from feedq.core.model import JSON, FeedKey, Identity
 from feedq.core.values import read_json
-from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.errors import CommitUnknown, InvalidInput, SinkUnavailable
 from feedq.records.batch import Batch
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,
     CheckpointChange,
-    CommitUnknown,
     DeadLetter,
     FeedWrite,
     Fenced,
@@ -37,7 +36,7 @@ from feedq.sinks.base import (
     Written,
     anybody,
 )
-from feedq.sinks.checkpoints import LastCommit, decide, not_its_own, strangers, taken_meanwhile
+from feedq.sinks.checkpoints import LastCommit, UnknownCommit, not_its_own, strangers, taken_meanwhile
 from feedq.sinks.mapping import ColumnType
 
 IDENTITY: Final = Identity(UUID(int=0), UUID(int=0))
@@ -127,6 +126,7 @@ class MemorySink:
     ) -> None:
         self.tables = tables if tables is not None else MemoryTables()
         self._worker_id = worker_id
+        self._unknown: UnknownCommit | None = None
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         with self.tables.lock:
@@ -155,6 +155,8 @@ class MemorySink:
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         with self.tables.lock:
             self._require()
+            if (settled := self._settle(writes)) is not None:
+                return settled
             mine = [w for w in writes if self._is_as_left(w)]
             unusable = {w.key: why for w in mine if (why := self._why_unusable(w))}
             postponed = {
@@ -182,14 +184,16 @@ class MemorySink:
                 self._apply(target, kept, commit_id)
             if lost is not None:
                 self.tables.away |= self.tables.away_after
-                raise CommitUnknown(commit_id, writes, written)
+                self._unknown = UnknownCommit(writes, written)
+                raise CommitUnknown(f"the answer to a commit of {len(writes)} feeds was lost")
             return written
 
-    def settle(self, unknown: CommitUnknown) -> Written | None:
-        with self.tables.lock:
-            self._require()
-            rows = self.tables.checkpoints
-            return decide(unknown, {n: LastCommit(row.epoch, row.commit_id) for n, row in rows.items()})
+    def _settle(self, writes: Sequence[FeedWrite]) -> Written | None:
+        unknown, self._unknown = self._unknown, None
+        if unknown is None or not unknown.covers(writes):
+            return None
+        rows = self.tables.checkpoints
+        return unknown.decide({n: LastCommit(row.epoch, row.commit_id) for n, row in rows.items()})
 
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         with self.tables.lock:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
+from feedq.errors import CommitUnknown
+from feedq.sinks.base import FeedWrite, Sink, Target
 from feedq.sinks.sql import SqlSink
 from tests.contract.sink_stage import ENVIRONMENT, PATIENCE_S, FrozenWrite
 from tests.peers.mariadb import MariaDb, MariaDbProxy
@@ -57,12 +58,12 @@ class MariaDbHarness:
         sink = self.sink(worker_id=worker_id, url=f"{self.proxy.url}{DATABASE}")
         return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.release)
 
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
-        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[:2]
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
+        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[0]
 
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
-        sink, unknown, trap = self._lose(Fault.STRAND, writes)
-        return sink, unknown, trap.release
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
+        sink, trap = self._lose(Fault.STRAND, writes)
+        return sink, trap.release
 
     def spoil(self, target: Target) -> bytes:
         self.query(
@@ -94,12 +95,12 @@ class MariaDbHarness:
     def query(self, statement: str, parameters: object = None) -> list[Any]:
         return self.server.execute(statement, parameters, database=DATABASE)
 
-    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Trap]:
+    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, Trap]:
         sink = self.sink(url=f"{self.proxy.url}{DATABASE}")
         trap = self.proxy.arm(fault, "COMMIT")
         try:
             written = sink.write(writes)
-        except CommitUnknown as unknown:
+        except CommitUnknown:
             assert trap.tripped.wait(PATIENCE_S)
-            return sink, unknown, trap
+            return sink, trap
         raise AssertionError(f"the commit was answered: {written}")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from feedq.core.model import FeedKey
 from feedq.records.batch import Records
-from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
-from feedq.sinks.checkpoints import LastCommit, decide
+from feedq.sinks.base import FeedWrite, Target, Written
+from feedq.sinks.checkpoints import LastCommit, UnknownCommit
 from feedq.sinks.copyplan import DETOUR_FIRST, DETOUR_MAX, Detour
 from feedq.sinks.refusals import FailedAttempt, bisect
 
@@ -98,11 +98,11 @@ LOST, OTHER, LEFT = uuid4(), uuid4(), uuid4()
 TARGET = Target("t", "json")
 
 
-def unknown(*keys: FeedKey, **changes: object) -> CommitUnknown:
+def unknown(*keys: FeedKey, **changes: object) -> UnknownCommit:
     batch = Records(b"1\n").batch(cursor=1, received_at=datetime.now(UTC))
     writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, TARGET, (batch,), LEFT) for feed_id, epoch in keys]
     facts: dict[str, Any] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "lost": (), "unusable": {}}
-    return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))
+    return UnknownCommit(writes, Written(**{**facts, **changes}, commit_id=LOST))
 
 
 def at(epoch: int, commit_id: UUID | None) -> LastCommit:
@@ -111,38 +111,38 @@ def at(epoch: int, commit_id: UUID | None) -> LastCommit:
 
 def test_our_commit_id_in_a_checkpoint_means_that_it_happened() -> None:
     lost = unknown((1, 5), (2, 6))
-    assert decide(lost, {1: at(5, LOST), 2: at(6, LOST)}) == lost.written
+    assert lost.decide({1: at(5, LOST), 2: at(6, LOST)}) == lost.written
 
 
 def test_a_checkpoint_as_it_was_left_means_that_it_did_not_happen() -> None:
-    assert decide(unknown((1, 5), (2, 6)), {1: at(5, LEFT), 2: at(6, LEFT)}) is None
+    assert unknown((1, 5), (2, 6)).decide({1: at(5, LEFT), 2: at(6, LEFT)}) is None
 
 
 def test_another_commit_under_our_epoch_tells_nothing_and_the_feed_is_lost() -> None:
-    settled = decide(unknown((1, 5), (2, 6), (3, 7)), {1: at(5, OTHER), 2: at(4, LEFT)})
+    settled = unknown((1, 5), (2, 6), (3, 7)).decide({1: at(5, OTHER), 2: at(4, LEFT)})
     assert settled == Written({}, {}, ((1, 5), (2, 6), (3, 7)), {})
 
 
 def test_one_checkpoint_that_was_put_back_does_not_hide_that_the_commit_happened() -> None:
-    settled = decide(unknown((1, 5), (2, 6)), {1: at(5, LEFT), 2: at(6, LOST)})
+    settled = unknown((1, 5), (2, 6)).decide({1: at(5, LEFT), 2: at(6, LOST)})
     assert settled == Written({(2, 6): 1}, {}, ((1, 5),), {})
 
 
 def test_a_feed_that_a_successor_has_committed_since_is_lost_and_the_rest_decides() -> None:
     lost = unknown((1, 5), (2, 6), dead={(1, 5): 2, (2, 6): 3}, lost=((3, 7),), unusable={(4, 8): "gone"})
-    settled = decide(lost, {1: at(9, OTHER), 2: at(6, LOST)})
+    settled = lost.decide({1: at(9, OTHER), 2: at(6, LOST)})
     assert settled == Written(
         landed={(2, 6): 1}, dead={(2, 6): 3}, lost=((3, 7), (1, 5)), unusable={(4, 8): "gone"}
     )
 
 
 def test_nothing_happened_if_a_feed_still_ours_says_so_whatever_became_of_the_others() -> None:
-    assert decide(unknown((1, 5), (2, 6)), {1: at(9, OTHER), 2: at(6, LEFT)}) is None
+    assert unknown((1, 5), (2, 6)).decide({1: at(9, OTHER), 2: at(6, LEFT)}) is None
 
 
 @pytest.mark.parametrize("checkpoints", [{1: at(9, OTHER)}, {1: at(9, None)}])
 def test_feeds_that_are_all_overtaken_are_lost(checkpoints: dict[int, LastCommit]) -> None:
-    settled = decide(unknown((1, 5)), checkpoints)
+    settled = unknown((1, 5)).decide(checkpoints)
     assert settled == Written(landed={}, dead={}, lost=((1, 5),), unusable={})
 
 
