@@ -56,13 +56,13 @@ class FeedCatalog(StrictModel):
     """The errors of its library that say that the catalog cannot be read."""
 
     defaults: Mapped = Field({})
-    """What an entry says unless it says otherwise, such as `{"connector": "tcp", "sink": {"table": "t"}}`.
-    Mappings are merged."""
+    """Keys for entries that lack them, such as `{"connector": "tcp", "sink": {"table": "t"}}`. Mappings are
+    merged."""
     removals_max: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the feeds of this catalog that one sync may remove; ten of them are always allowed, and all of
-    them never."""
+    """Share of the catalog's feeds that one sync may remove. Ten are always allowed; all of them never
+    are."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Longest time for all of it, connecting included."""
+    """Time limit for reading the catalog."""
 
     @property
     @abstractmethod

@@ -22,7 +22,7 @@ class DirectoryCatalog(FeedCatalog):
     errors: ClassVar = (OSError,)
 
     path: str
-    """The directory; its folders are looked through as well."""
+    """The directory."""
 
     @property
     def where(self) -> str:

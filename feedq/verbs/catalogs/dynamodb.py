@@ -37,14 +37,14 @@ class DynamoCatalog(FeedCatalog):
     table: str
     """The table."""
     region: str | None = None
-    """Its region; what the AWS tools are set to when left out."""
+    """Its region; by default that of the AWS tools."""
     endpoint_url: str | None = None
-    """Another server that speaks the protocol, such as DynamoDB Local: `http` on this machine only."""
+    """Another server, such as DynamoDB Local; `http` on this machine only."""
     only: Mapped = Field({})
-    """Attributes and the values that they must have, as JSON: `{"enabled": true}`."""
+    """Attributes and values that items must have: `{"enabled": true}`."""
     keys: Annotated[dict[str, str], BeforeValidator(from_text)] = Field({})
-    """Which attribute gives which key of a feed, as JSON, with dots for what is nested:
-    `{"name": "code", "source.url": "url"}`. Left out, an item is a feed as it stands."""
+    """Attributes by key of a feed, with dots for nested ones: `{"name": "code", "source.url": "url"}`.
+    Without it, an item is a feed."""
 
     @field_validator("endpoint_url")
     @classmethod

@@ -32,10 +32,9 @@ class HttpCatalog(FeedCatalog):
     errors: ClassVar = (TimeoutError,)
 
     url: str
-    """`http://host/path` or `https://host/path`. The answer is a manifest with `feeds`, YAML or JSON, or a JSON
-    list of feeds; further pages are those of `Link: <…>; rel="next"`."""
+    """`http://host/path` or `https://host/path`."""
     headers: Annotated[dict[str, SecretStr], BeforeValidator(from_text)] = Field({})
-    """Headers of the request, as a JSON object: `{"Authorization": "Bearer …"}`. For this host only."""
+    """Headers for this host, as a JSON object: `{"Authorization": "Bearer …"}`."""
     ca_file: str | None = None
     """PEM file with certificates to trust instead of the system's."""
 

@@ -26,14 +26,14 @@ class MongoCatalog(FeedCatalog):
     errors: ClassVar = (PyMongoError,)
 
     url: SecretStr
-    """The server or replica set: `mongodb://user:password@host/?replicaSet=name`."""
+    """Server or replica set: `mongodb://user:password@host/?replicaSet=name`."""
     database: str
-    """Its database."""
+    """The database."""
     collection: str
-    """The collection in it."""
+    """The collection."""
     pipeline: Annotated[list[dict[str, Any]], BeforeValidator(from_text)] = Field([])
-    """What makes feeds of its documents, as JSON (extended where needed): `[{"$match": {"enabled": true}},
-    {"$project": {"name": "$code", "source": {"url": "$url"}}}]`. `_id` is left out of the result."""
+    """Makes feeds of its documents, in (extended) JSON: `[{"$match": {"enabled": true}}, {"$project":
+    {"name": "$code", "source": {"url": "$url"}}}]`."""
 
     @property
     def where(self) -> str:

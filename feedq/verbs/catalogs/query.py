@@ -30,9 +30,9 @@ class QueryCatalog(FeedCatalog):
     errors: ClassVar = (SQLAlchemyError, OSError)
 
     url: SecretStr
-    """The database, such as `postgresql://user:password@host/name`; its driver must be installed."""
+    """The database, such as `postgresql://user:password@host/name`."""
     query: str
-    """What gives the feeds: `SELECT name, url AS "source.url" FROM ...`, or one column with a JSON object."""
+    """The query."""
 
     @property
     def where(self) -> str:
