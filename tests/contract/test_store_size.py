@@ -101,6 +101,40 @@ def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_i
     assert h.rows_read_by(decide) <= FEEDS / 2
 
 
+def test_plans_for_one_feed_are_not_kept_for_thousands(stale: Harness) -> None:
+    h = stale
+    h.execute("ALTER TABLE feedq.feed SET (autovacuum_enabled = false)")
+    worker = h.worker(capacity=FEEDS, ttl_s=999)
+    h.feed()
+    h.absorb_edits()
+    h.execute("ANALYZE feedq.feed, feedq.lease, feedq.progress")
+
+    def place_s(feeds: int) -> float:
+        """How long it takes to place so many feeds and to free them."""
+        began = time.monotonic()
+        with h.in_a_pass() as p:
+            p.take_stock(new=FEEDS, edits=FEEDS)
+            waiting = p.waiting(limit=FEEDS)
+            assert len(p.assign([(one.feed_id, worker.id) for one in waiting])) == feeds
+            assert p.expire_workers([worker.id]) == feeds
+        took_s = time.monotonic() - began
+        # As if it had not been lost with its worker.
+        h.execute("UPDATE feedq.worker SET state = 'active'; UPDATE feedq.lease SET due_at = NULL")
+        return took_s
+
+    for _ in range(10):  # after five, PL/pgSQL would keep a plan for good
+        place_s(1)
+    h.execute(
+        "INSERT INTO feedq.feed (name, connector, source, sink) "
+        "SELECT 'f' || n, 'tcp', '{}', '{}' FROM generate_series(1, %s) n",
+        FEEDS - 1,
+    )
+    taken_in_s = place_s(FEEDS)
+    h.execute("ANALYZE feedq.feed, feedq.lease, feedq.progress")
+    # As the square of their number it would take a hundred times as long.
+    assert taken_in_s <= 15 * place_s(FEEDS)
+
+
 def test_the_counters_tell_what_workers_hold_whatever_happens(harness: Harness) -> None:
     h = harness
     a, b = h.worker("a"), h.worker("b")

@@ -220,6 +220,15 @@ CREATE FUNCTION feedq_1.first_dirty(most int) RETURNS bigint[] LANGUAGE sql STAB
     SELECT ARRAY(SELECT id FROM feedq.feed WHERE dirty ORDER BY id LIMIT most)
 $body$;
 
+-- Has the planner look at the tables of feeds again once many have come, in all sessions. A plan that was made for a few
+-- feeds, and kept, compares each of thousands with each other one; autovacuum notices, but up to a minute later.
+CREATE FUNCTION feedq_1.tell_planner(added int) RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
+    IF added > greatest(50, (SELECT reltuples FROM pg_class WHERE oid = 'feedq.lease'::regclass) / 10) THEN
+        ANALYZE (SKIP_LOCKED) feedq.feed, feedq.lease, feedq.progress;
+    END IF;
+END $body$;
+
 -- Makes the lease rows that are missing of dirty feeds, and marks those clean that need a place and nothing else, such
 -- as new ones. Answers with how many are clean now.
 --
@@ -229,10 +238,9 @@ DECLARE
     first constant bigint[] := feedq_1.first_dirty(most);
     accepted int;
 BEGIN
-    INSERT INTO feedq.lease (feed_id)
-    SELECT f.id FROM feedq.feed f
-    WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
-    ORDER BY f.id ON CONFLICT DO NOTHING;
+    INSERT INTO feedq.lease (feed_id) SELECT unnest(first) ORDER BY 1 ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS accepted = ROW_COUNT;
+    PERFORM feedq_1.tell_planner(added => accepted);
     UPDATE feedq.feed f SET dirty = false
     WHERE f.id = ANY (first) AND f.dirty AND f.removed_at IS NULL AND f.target_state = 'running'
         AND (SELECT l.state = 'idle' AND l.reason <> ALL (cleared) FROM feedq.lease l WHERE l.feed_id = f.id);
@@ -263,10 +271,7 @@ BEGIN
     IF first = '{}' THEN
         RETURN '[]';
     END IF;
-    INSERT INTO feedq.lease (feed_id)
-    SELECT f.id FROM feedq.feed f
-    WHERE f.id = ANY (first) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
-    ORDER BY f.id ON CONFLICT DO NOTHING;
+    INSERT INTO feedq.lease (feed_id) SELECT unnest(first) ORDER BY 1 ON CONFLICT DO NOTHING;
     locked := ARRAY(
         SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
         WHERE f.id = ANY (first) AND f.dirty ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED);
@@ -364,20 +369,22 @@ END $body$;
 
 -- Of the feeds that were found to have no place, the first ones after this id.
 --
--- Each branch is a small index of its own, here and below. OFFSET 0 makes it one look-up a lease: merged with all feeds by
--- id, those that have a place would be read too.
+-- Each branch reads a small index of its own, here and below. The feed is looked up by nothing but its id: with the other
+-- conditions beside it, a planner that takes the table for empty would rather read one of its partial indexes as a whole.
 CREATE FUNCTION feedq_1.unplaced(after bigint, upto bigint, most int) RETURNS bigint[] LANGUAGE plpgsql AS $body$
 BEGIN
     RETURN ARRAY(SELECT feed_id FROM (
-        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
-                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+        (SELECT l.feed_id FROM feedq.lease l
             WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason = 'no_capacity'
-                AND l.feed_id > after AND l.feed_id <= upto ORDER BY l.feed_id LIMIT most)
+                AND l.feed_id > after AND l.feed_id <= upto
+                AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
+            ORDER BY l.feed_id LIMIT most)
         UNION ALL
-        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
-                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+        (SELECT l.feed_id FROM feedq.lease l
             WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason = 'no_match'
-                AND l.feed_id > after AND l.feed_id <= upto ORDER BY l.feed_id LIMIT most)
+                AND l.feed_id > after AND l.feed_id <= upto
+                AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
+            ORDER BY l.feed_id LIMIT most)
     ) found ORDER BY feed_id LIMIT most);
 END $body$;
 
@@ -466,16 +473,16 @@ BEGIN
     -- What is due is asked for with the time at which the statement began: with a clock that moves on, the index could not
     -- be used.
     ids := ARRAY(SELECT feed_id FROM (
-        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
-                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+        (SELECT l.feed_id FROM feedq.lease l
             WHERE l.state = 'idle' AND l.due_at IS NULL
                 AND l.reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match', 'finished')
+                AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
             ORDER BY l.feed_id LIMIT most)
         UNION ALL
-        (SELECT l.feed_id FROM feedq.lease l CROSS JOIN LATERAL (
-                SELECT FROM feedq.feed WHERE id = l.feed_id AND removed_at IS NULL AND target_state = 'running' OFFSET 0) f
+        (SELECT l.feed_id FROM feedq.lease l
             WHERE l.state = 'idle' AND l.due_at IS NOT NULL AND l.due_at <= feedq.now()
                 AND l.reason NOT IN ('paused', 'removed')
+                AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
             ORDER BY l.due_at LIMIT most)
     ) news ORDER BY feed_id LIMIT most);
     room := most - cardinality(ids);

@@ -63,7 +63,7 @@ CREATE TABLE feedq.feed (
 CREATE UNIQUE INDEX feed_name ON feedq.feed (name) WHERE removed_at IS NULL;
 CREATE UNIQUE INDEX feed_uuid ON feedq.feed (uuid);
 -- Pages of feeds, removed ones included.
-CREATE INDEX feed_by_name ON feedq.feed (name, id);
+CREATE INDEX feed_by_name ON feedq.feed (name);
 CREATE INDEX feed_dirty ON feedq.feed (id) WHERE dirty;
 -- Feeds of a tenant are counted while a rate limit is held.
 CREATE INDEX feed_tenant ON feedq.feed (tenant) WHERE tenant <> '';
