@@ -305,7 +305,7 @@ class Sink(Protocol):
     def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None: ...
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
-        """Fence many feeds in few statements. Raises `SinkUnavailable`."""
+        """Fence many feeds in few statements. Without any, only open the session. Raises `SinkUnavailable`."""
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         """Land and checkpoint in one transaction. Raises `SinkUnavailable`: nothing was written, or with

@@ -95,7 +95,7 @@ class TransactionalSink:
             usable = [request for request in requests if request.target not in wrong]
             return unusable + Fencing(session).fence(usable, lock_timeout_s=lock_timeout_s)
 
-        return self._do(fence) if requests else []
+        return self._do(fence)
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"

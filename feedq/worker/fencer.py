@@ -1,9 +1,9 @@
 """Takes feeds over in a sink: raises the epoch of their checkpoints and reads where to resume.
 
 On a session and a thread of its own, because a fence may wait for a predecessor's commit, and the writer must
-not wait with it. Both are there only while there is something to fence. Feeds that start together are fenced
-together. A predecessor that is frozen inside its transaction is not waited for: once the control database says
-that its worker is gone, its session is ended.
+not wait with it. Both are there only while there is something to fence, and the session is opened while many feeds
+are still being claimed. Feeds that start together are fenced together. A predecessor that is frozen inside its
+transaction is not waited for: once the control database says that its worker is gone, its session is ended.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Fencer:
         self._outage = outage
         self._asked = Condition()
         self._queue: deque[_Waiting] = deque()
+        self._expects_feeds = False
         self._stopping = False
         self._thread: WatchedThread | None = None
         """The thread that fences, while there is something to fence and for a moment more."""
@@ -77,13 +78,17 @@ class Fencer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[FenceOutcome] = loop.create_future()
         with self._asked:
-            if self._thread is None:
-                thread = WatchedThread(self._run, name=f"feedq-fencer-{self._name}")
-                thread.start()  # or raises: then nobody waits
-                self._thread = thread
+            self._begin()  # or raises: then nobody waits
             self._queue.append(_Waiting(request, future, loop))
             self._asked.notify()
         return await future
+
+    def expect_feeds(self) -> None:
+        """Open the session now: feeds to fence come in a moment."""
+        with self._asked:
+            self._begin()
+            self._expects_feeds = True
+            self._asked.notify()
 
     def renew(self) -> None:
         """Use a new session from the next group on: the worker has registered again, under a new id."""
@@ -96,6 +101,12 @@ class Fencer:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
+    def _begin(self) -> None:
+        if self._thread is None:
+            thread = WatchedThread(self._run, name=f"feedq-fencer-{self._name}")
+            thread.start()
+            self._thread = thread
+
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -104,24 +115,33 @@ class Fencer:
         while not self._ends(idle_at):
             note_turn()
             group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else TURN_S)]
-            if not group:
+            if not group and not self._expects_feeds:
                 continue
+            self._expects_feeds = False
             # Whoever was cancelled in the meantime wants no answer, and no fence either.
             blocked = self._fence(_newest([w for w in group if not w.future.cancelled()]))
             idle_at = monotonic() + IDLE_S
-        self._close()
+        if self._stopping:
+            self._close()
 
     def _gather(self, *, wait_s: float) -> list[_Waiting]:
         with self._asked:
-            self._asked.wait_for(lambda: self._queue or self._stopping, wait_s)
+            self._asked.wait_for(lambda: self._has_work or self._stopping, wait_s)
             return [self._queue.popleft() for _ in range(min(GROUP_MAX, len(self._queue)))]
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._queue) or self._expects_feeds
 
     def _ends(self, idle_at: float) -> bool:
         """Whether the thread is to end. When the next feed is to be fenced, another one begins."""
-        if monotonic() >= idle_at:
+        is_over = monotonic() >= idle_at
+        with self._asked:
+            is_idle = is_over and not self._has_work
+        if is_idle:
             self._close()  # before another thread could use it
         with self._asked:
-            if not self._queue and monotonic() >= idle_at:
+            if is_idle and not self._has_work:
                 self._thread = None
             return self._stopping or self._thread is None
 
@@ -132,6 +152,7 @@ class Fencer:
             if self._renew:
                 self._renew = False
                 self._close()
+                self._sink = None
             with asking():
                 outcomes = self._outcomes([w.request for w in group])
             self._outage.over()
@@ -182,7 +203,6 @@ class Fencer:
     def _close(self) -> None:
         if self._sink is not None:
             self._sink.close()
-            self._sink = None
 
 
 def _newest(group: list[_Waiting]) -> list[_Waiting]:

@@ -105,6 +105,11 @@ class SinkPool:
         if sink in self._ends:
             self._ends[sink].writer.flush_now()
 
+    def expect_feeds(self) -> None:
+        """Get ready to fence, in the sinks that are in use here: many feeds are being claimed."""
+        for ends in list(self._ends.values()):
+            ends.fencer.expect_feeds()
+
     def renew(self) -> None:
         """Sessions opened from now on carry the new worker's id; those under the old one are closed."""
         for ends in list(self._ends.values()):

@@ -26,6 +26,7 @@ from feedq.control.store.postgresql import PostgresStore
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.lease import Owner
+from feedq.core.limits import CLAIMS_FEW
 from feedq.core.model import (
     Claim,
     FeedKey,
@@ -331,6 +332,8 @@ class Supervisor:
         match action:
             case actions.ClaimFeeds(worker_id, keys):
                 client.claim(worker_id, keys)
+                if len(keys) > CLAIMS_FEW:
+                    self._sink_pool.expect_feeds()
             case actions.ReleaseLeases(worker_id, releases):
                 client.release(worker_id, releases)
             case actions.FetchOrders():

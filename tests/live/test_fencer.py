@@ -119,3 +119,37 @@ async def test_a_thread_that_ended_for_want_of_work_begins_again(monkeypatch: py
             await until(lambda: path.fencer._thread is None, "it has ended")
         await until(lambda: len(closed) == 2, "its sessions are closed")
         assert closed == [True, True], "and not when another thread may have begun"
+
+
+async def test_feeds_that_are_expected_find_the_session_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
+    fences = MemorySink.fence
+
+    def counted(
+        sink: MemorySink, requests: Sequence[FenceRequest], *, lock_timeout_s: float
+    ) -> list[FenceOutcome]:
+        groups.append(len(requests))
+        return fences(sink, requests, lock_timeout_s=lock_timeout_s)
+
+    monkeypatch.setattr(MemorySink, "fence", counted)
+    with DataPath() as path:
+        path.fencer.expect_feeds()
+        await until(lambda: groups, "the session is opened")
+        assert await fence(path, request(1, 1)) == [Fenced(1, 1, None, 0)]
+    assert groups == [0, 1]
+
+
+async def test_the_sink_outlives_the_thread_until_the_worker_has_another_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fencer_module, "IDLE_S", 0.0)
+    with DataPath() as path:
+        sinks: list[object] = []
+        for feed_id in (1, 2, 3):
+            if feed_id == 3:
+                path.fencer.renew()
+            await fence(path, request(feed_id, 1))
+            await until(lambda: path.fencer._thread is None, "it has ended")
+            sinks.append(path.fencer._sink)
+    assert sinks[0] is sinks[1]
+    assert sinks[1] is not sinks[2]
