@@ -128,25 +128,25 @@ def worker_states() -> str:
     return "\n".join(parts).rstrip()
 
 
-def option_tables(
-    model: type[BaseModel], *, without: tuple[type[BaseModel], ...] = (), path: str = ""
-) -> str:
-    """The options of a model, but those that it has from ``without``; then the members of each model in it."""
-    fields = {
-        name: field
-        for name, field in model.model_fields.items()
-        if not any(_says_the_same(base, model, name) for base in without)
-    }
-    said = field_docstrings(model)
+def option_table(model: type[BaseModel], *, without: tuple[type[BaseModel], ...] = ()) -> str:
+    """The options of a model, but those that it has from ``without``."""
     lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
-    for name, field in fields.items():
+    return "\n".join([*lines, *_option_rows(model, without)])
+
+
+def _option_rows(
+    model: type[BaseModel], without: tuple[type[BaseModel], ...] = (), path: str = ""
+) -> Iterator[str]:
+    """A row for each option, and below it those of each model in it."""
+    said = field_docstrings(model)
+    for name, field in model.model_fields.items():
+        if any(_says_the_same(base, model, name) for base in without):
+            continue
         values = " or ".join(dict.fromkeys(_kinds(field.annotation, _bounds(field))))
-        lines.append(f"| `{name}` | {values} | {_option_default(field)} | {_cell(said[name])} |")
-    for name, field in fields.items():
+        yield f"| `{path}{name}` | {values} | {_option_default(field)} | {_cell(said[name])} |"
         for inner in _models(field.annotation):
-            lines += ["", f"Members of `{path}{name}`:", ""]
-            lines += option_tables(inner, path=f"{path}{name}.").splitlines()
-    return "\n".join(lines)
+            below = ".*" if get_origin(field.annotation) is dict else ""
+            yield from _option_rows(inner, path=f"{path}{name}{below}.")
 
 
 def kinds() -> list[str]:
@@ -168,7 +168,7 @@ SHARED_OPTIONS: dict[str, type[ConnectorOptions]] = {
 def connector_tables() -> dict[str, Callable[[], str]]:
     """By the name of their markers."""
     tables: dict[str, Callable[[], str]] = {
-        f"options of {title}": partial(option_tables, model, without=_bases(model))
+        f"options of {title}": partial(option_table, model, without=_bases(model))
         for title, model in SHARED_OPTIONS.items()
     }
     tables |= {f"options of {kind}": partial(connector_table, kind) for kind in kinds()}
@@ -177,11 +177,11 @@ def connector_tables() -> dict[str, Callable[[], str]]:
 
 def catalog_tables() -> dict[str, Callable[[], str]]:
     """By the name of their markers."""
-    tables: dict[str, Callable[[], str]] = {"options of every catalog": partial(option_tables, FeedCatalog)}
+    tables: dict[str, Callable[[], str]] = {"options of every catalog": partial(option_table, FeedCatalog)}
     for entry in entry_points(group=CATALOG_GROUP):
         if entry.value.startswith("feedq.verbs.catalogs."):
             options = load_catalog(entry.name)
-            tables[f"options of {entry.name}"] = partial(option_tables, options, without=(FeedCatalog,))
+            tables[f"options of {entry.name}"] = partial(option_table, options, without=(FeedCatalog,))
     return tables
 
 
@@ -194,7 +194,7 @@ def connector_table(kind: str) -> str:
     options = load_connector(kind).Options
     shared = [title for title, model in SHARED_OPTIONS.items() if issubclass(options, model)]
     links = [f"[{title}](#{title.replace(' ', '-')})" for title in shared]
-    table = option_tables(options, without=tuple(SHARED_OPTIONS[title] for title in shared))
+    table = option_table(options, without=tuple(SHARED_OPTIONS[title] for title in shared))
     return f"Shared options: {', '.join(links)}.\n\n{table}"
 
 
@@ -210,7 +210,7 @@ def entry_table(key: str, defs: dict[str, Any]) -> str:
     for name, field, schema in _entry_fields(entry, defs[key]):
         inner = _models(field.annotation)
         below = list(_entry_fields(inner[0], defs[f"{key}.{inner[0].__name__}"])) if inner else []
-        words = "mapping, see below" if below else _schema_words(schema, defs)
+        words = "mapping" if below else _schema_words(schema, defs)
         meaning = _cell(field_docstrings(entry)[name])
         lines.append(f"| `{name}` | {words} | {_entry_default(field)} | {meaning} |")
         for part, inside, its in below:
@@ -349,7 +349,7 @@ PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
     "metrics.md": lambda: {"metrics": metrics_table, "metrics of the fleet": fleet_metrics_table},
     "catalogs.md": catalog_tables,
     "connectors.md": connector_tables,
-    "sinks.md": lambda: {"options": partial(option_tables, SinkOptions)},
+    "sinks.md": lambda: {"options": partial(option_table, SinkOptions)},
     "../explanation/worker.md": lambda: {"worker": worker_states},
 }
 
@@ -452,7 +452,7 @@ def _kinds(annotation: Any, bounds: str = "") -> Iterator[str]:
     elif annotation in (int, float):
         yield {int: "integer", float: "number"}[annotation] + bounds
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield "mapping, see below"
+        yield "mapping"
     elif annotation is Any:
         yield "anything"
     elif annotation is not type(None):
@@ -491,7 +491,7 @@ def _option_default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, BaseModel) or value in (None, "", (), [], {}):
-        return "–"
+        return ""
     if isinstance(value, Enum):
         return f"`{value.value}`"
     if isinstance(value, float):
