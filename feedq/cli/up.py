@@ -85,12 +85,15 @@ def up(
             with closing(stack.start_servers()) as store:
                 if with_demo:
                     _start_demo(stack, store)
-                stack.start(*stack.fleet(store, **sizes))
+                services = stack.fleet(store, **sizes)
+                stack.start(*services)
                 stack.data_dir.write_settings(stack.settings)
                 named = f'eval "$(feedq env --data-dir {shlex.quote(str(data_dir))})"; '
                 other = "feedq feed list" if data_dir == STACK_DIR else f"{named}feedq feed list"
                 stack.say(f"everything is up; for other commands here: {other}")
-                with _shown(stack, store, as_json=invocation.json) if with_demo else nullcontext():
+                pages = next(one.address for one in services if one.name == "flower")
+                shown = _shown(stack, store, pages, as_json=invocation.json)
+                with shown if with_demo else nullcontext():
                     while not stack.stop_requests:
                         stack.tend()
                         time.sleep(TICK_S)
@@ -178,10 +181,10 @@ def _sink_url(stack: LocalStack) -> str:
 
 
 @contextmanager
-def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterator[None]:
+def _shown(stack: LocalStack, store: PostgresStore, pages: str, *, as_json: bool) -> Iterator[None]:
     """Shows the demo in a thread for the length of the block: a slow database must not keep us from tending."""
     ended = Event()
-    shown = Thread(target=_show, args=(stack, store, as_json, ended), name="demo", daemon=True)
+    shown = Thread(target=_show, args=(stack, store, pages, as_json, ended), name="demo", daemon=True)
     shown.start()
     try:
         yield
@@ -190,7 +193,7 @@ def _shown(stack: LocalStack, store: PostgresStore, *, as_json: bool) -> Iterato
         shown.join(JOIN_TIMEOUT_S)
 
 
-def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) -> None:
+def _show(stack: LocalStack, store: PostgresStore, pages: str, as_json: bool, ended: Event) -> None:
     """Shows what `feedq top` does, with a column of the demo's check, until ``ended``."""
     from feedq.core.selection import Selection
     from feedq.local import demo
@@ -205,7 +208,9 @@ def _show(stack: LocalStack, store: PostgresStore, as_json: bool, ended: Event) 
         return None if tally is None else str(tally)
 
     is_live = sys.stdout.isatty() and not as_json
-    shown = screen([TableColumn("CHECK", checked)], "Ctrl-C stops it all") if is_live else nullcontext()
+    # The screen hides what was printed before it.
+    last = f"Pages: {pages}/feeds   Ctrl-C stops everything"
+    shown = screen([TableColumn("CHECK", checked)], last) if is_live else nullcontext()
     with shown as show:
         while not ended.wait(LOOK_S if is_live else LINE_S):
             try:
