@@ -269,7 +269,9 @@ def test_nothing_outlives_a_kill_and_in_a_terminal_the_demo_goes_on_where_it_was
     shown = show_in_a_terminal(demo.data_dir, "--workers=1", until=has_each_landed_more)
     assert shown.rstrip().endswith(b"stopped")
     assert re.search(rb"NAME +STATUS .*CHECK", plain(shown))
-    assert re.search(rb"Pages: http://feedq:\w+@127\.0\.0\.1:\d+/feeds   Ctrl-C stops everything", plain(shown))
+    assert re.search(
+        rb"Pages: http://feedq:[\w-]+@127\.0\.0\.1:\d+/feeds   Ctrl-C stops everything", plain(shown)
+    )
     after = checked(shown)
     assert after.keys() == before.keys()
     assert all(min(after[feed]) >= before[feed][2] for feed in before), "goes on, does not begin anew"
