@@ -22,7 +22,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
@@ -31,7 +30,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, parse_options
 from feedq.core.model import JSON, FeedKey, FeedSpec, Identity, StartCursor
-from feedq.core.plugins import valid_options
+from feedq.core.plugins import installed, load_installed, valid_options
 from feedq.core.values import StrictModel
 from feedq.errors import InvalidInput
 from feedq.records.batch import Batch, Records
@@ -523,17 +522,12 @@ _ALIASES: Final = {"postgres": "postgresql", "mysql": "mariadb"}
 def load_sink(url: str) -> type[Sink]:
     """The sink for a database URL, by its scheme. Raises `InvalidInput`."""
     scheme = url.partition("://")[0].partition("+")[0]
-    known = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    entry = known.get(_ALIASES.get(scheme, scheme))
-    if entry is None:
-        others = ", ".join(
-            f"{name}://" for name in sorted(known.keys() - {"postgresql", "mariadb", "sqlite"})
-        )
+    name, known = _ALIASES.get(scheme, scheme), installed(ENTRY_POINT_GROUP)
+    if name not in known:
         raise InvalidInput(
-            f"no sink for {scheme}:// URLs: records land in {BUILT_IN}"
-            + (f", or here {others}" if others else "")
+            f"no sink for {scheme}:// URLs: records land in {BUILT_IN}; installed here are {', '.join(known)}"
         )
-    loaded: type[Sink] = entry.load()
+    loaded: type[Sink] = load_installed(ENTRY_POINT_GROUP, name, "sink")
     return loaded
 
 

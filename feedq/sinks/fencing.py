@@ -175,5 +175,5 @@ class Fencing:
         """Says whose session is in the way."""
         if not requests:
             return []
-        holders = self._session.holders([request.feed_id for request in requests])
-        return [Blocked(request.feed_id, request.epoch, holders.get(request.feed_id)) for request in requests]
+        owners = self._session.owners([request.feed_id for request in requests])
+        return [Blocked(request.feed_id, request.epoch, owners.get(request.feed_id)) for request in requests]

@@ -24,9 +24,9 @@ from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.sinks import statements
-from feedq.sinks.base import BOOKKEEPING, CONTROL_SCHEMA, OWN, SYSTEM, DeadRecord, FeedWrite, Target
+from feedq.sinks.base import SYSTEM, DeadRecord, FeedWrite, Target
 from feedq.sinks.checkpoints import cursor_text
-from feedq.sinks.copyplan import CopyPlan
+from feedq.sinks.copyplan import CopyPlan, KeyedCopyPlan
 from feedq.sinks.copytext import row_of
 from feedq.sinks.mapping import Origin
 from feedq.sinks.plan import TargetPlan
@@ -38,9 +38,7 @@ from feedq.sinks.session import (
     application_name,
     cause_of,
     number_after,
-    worker_of,
 )
-from feedq.sinks.stagedcopy import KeyedCopyPlan
 from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import NAME_BYTES_MAX, Column, TableName, TableShape, Types, quoted
 from feedq.sinks.transactional import TransactionalSink
@@ -393,12 +391,6 @@ class PostgresSession(SinkSession):
         )
         assert advanced == len(writes), "a locked checkpoint did not advance"
 
-    def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
-        """Finds holders by the lock itself, else names whoever fenced the feed last."""
-        asked = {"environment": self.environment, "feed_ids": list(feed_ids)}
-        rows = self.query(statements.LOCK_HOLDERS, asked)
-        return {feed_id: worker_of(application) or owner for feed_id, owner, application in rows}
-
     def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
         listed = ("feed_id", "feed", "epoch", "feed_uuid", "installation")
         self.query(statements.FENCE, {**rows[0], **{name: [row[name] for row in rows] for name in listed}})
@@ -436,11 +428,8 @@ class PostgresSession(SinkSession):
 
     @classmethod
     def why_reserved(cls, table: TableName) -> str | None:
-        if table.name in BOOKKEEPING or table.schema == CONTROL_SCHEMA:
-            return OWN
         # It reserves all names of schemas that begin so for itself: also temporary ones.
-        schema = table.schema or ""
-        return SYSTEM if schema == "information_schema" or schema.startswith("pg_") else None
+        return SYSTEM if (table.schema or "").startswith("pg_") else super().why_reserved(table)
 
     @classmethod
     def plan_type(cls, target: Target) -> type[TargetPlan]:

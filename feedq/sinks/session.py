@@ -71,7 +71,7 @@ from feedq.sinks.target_table import (
 T = TypeVar("T")
 
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
-HOLDERS_LOCK_TIMEOUT_S: Final = 0.02
+OWNERS_LOCK_TIMEOUT_S: Final = 0.02
 ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
 """For a table that others are writing to: all who come later wait as well, and it is tried again."""
 PERSON_LOCK_TIMEOUT_S: Final = 5.0
@@ -346,11 +346,11 @@ class SinkSession(ABC):
         """Raise epochs, in one statement: that is a transaction of the server's own, which a client that freezes
         cannot hold open."""
 
-    def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
-        """The workers whose sessions have these checkpoints locked. Here those that fenced them last: only the
-        owner of a checkpoint writes to it."""
+    def owners(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
+        """The workers that fenced these feeds last: only they write to the checkpoints, and so can have them
+        locked for long."""
         found: dict[int, UUID | None] = {}
-        self.set_lock_timeout(HOLDERS_LOCK_TIMEOUT_S)
+        self.set_lock_timeout(OWNERS_LOCK_TIMEOUT_S)
         for part in parts(feed_ids):
             try:
                 rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
@@ -664,17 +664,6 @@ def parameter(name: str) -> Any:
 def application_name(role: str, worker_id: UUID) -> str:
     """What a sink session calls itself, so that a successor can tell whose it is."""
     return f"feedq-{role}/{worker_id}"
-
-
-def worker_of(name: str | None) -> UUID | None:
-    """The worker whose sink session calls itself ``name``."""
-    head, _, tail = (name or "").partition("/")
-    if not head.startswith("feedq-"):
-        return None
-    try:
-        return UUID(tail)
-    except ValueError:
-        return None
 
 
 def number_after(words: str, said: str) -> int | None:

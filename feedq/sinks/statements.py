@@ -63,13 +63,6 @@ WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = exclud
 """
 # As `feedq.sinks.session` has it for other databases; by arrays, hundreds of feeds take a fifth of the time.
 
-LOCK_HOLDERS: Final = """
-SELECT c.feed_id, c.owner, a.application_name
-FROM feedq_checkpoint AS c LEFT JOIN pg_stat_activity AS a ON a.backend_xid = c.xmax
-WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
-"""
-# xmax names the transaction that has the row locked: the very session that is in the way.
-
 END_BACKEND: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid = %(pid)s AND backend_start = %(started_at)s AND pid <> pg_backend_pid()

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -391,17 +390,6 @@ def test_a_fence_under_way_elsewhere_blocks_its_feed_only(harness: PostgresSinkH
         assert [outcomes[n] for n in range(100, 152)] == [Blocked(n, 2, None) for n in range(100, 152)]
         other.execute("ROLLBACK")
     assert all(isinstance(o, Fenced) for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S))
-
-
-def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: PostgresSinkHarness) -> None:
-    fence(harness.sink(), 1, 1)
-    rival = uuid4()
-    with harness.session(f"{harness.url}?application_name=feedq-fencer/{rival}") as stuck:
-        stuck.execute("BEGIN; UPDATE feedq_checkpoint SET epoch = 2, owner = %s", (str(rival),))
-        outcomes = harness.sink().fence([request(1, 3)], lock_timeout_s=LOCK_TIMEOUT_S)
-        assert outcomes == [Blocked(1, 3, rival)]
-        assert harness.sink().unblock([rival]) == 1
-    assert fence(harness.sink(), 1, 3).epoch == 3
 
 
 def test_own_tables_that_are_dropped_come_back(harness: PostgresSinkHarness) -> None:

@@ -94,7 +94,7 @@ def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: P
 def test_many_keyed_landings_share_a_session(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.stagedcopy.STAGING_TABLES_MAX", 3)
+    monkeypatch.setattr("feedq.sinks.copyplan.STAGING_TABLES_MAX", 3)
     sink = harness.sink()
     targets = [Target(f"dedup_{n}", "text", (), ("payload",)) for n in range(7)]
     for n, target in enumerate(targets):

@@ -28,7 +28,7 @@ from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check, 
 from feedq.sinks.copytext import encoded as encoded_around
 from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, Otherwise, sources_of
 from feedq.sinks.postgresql import driver_url
-from feedq.sinks.session import application_name, worker_of
+from feedq.sinks.session import application_name
 from feedq.sinks.target_table import Column, column_sources
 from tests.records import as_line, csv_records, json_records, spoiled
 
@@ -719,7 +719,6 @@ def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:
         name = application_name(role, worker)
         assert name == f"feedq-{role}/{worker}"
         assert len(name.encode()) <= 63
-        assert worker_of(name) == worker
 
 
 def test_a_driver_in_the_url_is_left_out_for_libpq() -> None:
