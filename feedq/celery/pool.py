@@ -229,6 +229,8 @@ def _accept(accept_callback: Callable[..., Any]) -> None:
         request._on_ack = request._on_reject = noop
         request._Request__payload = None
         request._type = request.name = STREAM_FEED
+        request._kwargs, request._kwargsrepr = _NOTHING, "{}"
+        request._content_type, request._content_encoding = "application/json", "utf-8"
         request._root_id, request.time_limits = request.id, Request.time_limits
         request._delivery_info = _shared(tuple(request._delivery_info.items()))
 

@@ -54,7 +54,7 @@ class RecordStream(Generic[Piece]):
         self.was_heard = False
         """Whether anything has come."""
         self._framer = framer
-        self._now = context.clock.now
+        self._clock = context.clock
         self._follow = follow
         self._refuse = refuse
 
@@ -68,6 +68,6 @@ class RecordStream(Generic[Piece]):
         if records:
             if self._follow is not None:
                 self.cursor = self._follow(records, self.cursor)
-            yield records.batch(cursor=self.cursor, received_at=self._now())
+            yield records.batch(cursor=self.cursor, received_at=self._clock.now())
         if (why := self._framer.refusal) is not None:
             raise self._refuse(why, self.cursor)

@@ -260,13 +260,12 @@ class Activity:
 class _Noted(Coroutine[Any, Any, Any]):
     """A coroutine of a feed: each of its steps is noted while it runs."""
 
-    __slots__ = ("_coroutine", "_feed_id", "_growth", "_memory", "_send")
+    __slots__ = ("_coroutine", "_feed_id", "_growth", "_memory")
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], feed_id: int, memory: memoryview, growth: Counter[int]
     ) -> None:
         self._coroutine, self._feed_id, self._memory, self._growth = coroutine, feed_id, memory, growth
-        self._send = coroutine.send
 
     def send(self, value: Any) -> Any:
         memory = self._memory
@@ -274,7 +273,7 @@ class _Noted(Coroutine[Any, Any, Any]):
         if memory[_MEASURING]:
             memory[_STEP_BYTES] = resident_bytes()
         try:
-            return self._send(value)
+            return self._coroutine.send(value)
         finally:
             memory[_FEED] = NO_FEED
             if before := memory[_STEP_BYTES]:

@@ -145,7 +145,9 @@ class FeedProgress:
             has_event_times=self.event_times is not None,
             event_at=event_time.at,
             event_fault=None if event_time.fault is None else self._masked(event_time.fault),
-            **dict(zip(("rows_per_s", "bytes_per_s", "dead_per_s"), self._per_s, strict=True)),
+            rows_per_s=self._per_s[0],
+            bytes_per_s=self._per_s[1],
+            dead_per_s=self._per_s[2],
         )
 
     def _find_sink_error(self) -> str | None:
@@ -160,11 +162,12 @@ class FeedProgress:
         at = self._clock.monotonic()
         # As long as nothing has come there is no rate to go on from.
         take_in = partial(smoothed, elapsed_s=at - self._counted_at, is_first=not any(before))
-        rows, bytes_, dead = (
-            take_in(rate, count=after - then)
-            for rate, then, after in zip(self._per_s, before, now, strict=True)
+        rows_per_s, bytes_per_s, dead_per_s = self._per_s
+        self._per_s = (
+            take_in(rows_per_s, count=now[0] - before[0]),
+            take_in(bytes_per_s, count=now[1] - before[1]),
+            take_in(dead_per_s, count=now[2] - before[2]),
         )
-        self._per_s = (rows, bytes_, dead)
         self._counted_at = at
         if now[2] > before[2]:
             self._refused_at = at

@@ -208,7 +208,7 @@ class FeedRunner:
     # -- its life ------------------------------------------------------------------------------------
 
     async def run(self) -> Release | None:
-        """Stream until the lease ends. Never raises for what a feed, its source or its sink can do."""
+        """Stream until the lease ends. Raises only what is a bug, ours or of a plugin."""
         self._task = asyncio.current_task()
         try:
             what = self._read_declaration()
@@ -231,6 +231,8 @@ class FeedRunner:
             return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
             return await self._release_unusable(error)
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end all other feeds too
+            raise RuntimeError(f"its code would end the process: {error!r}") from error
         finally:
             self._task = None
             self._trace.end()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from random import Random
 from threading import Event
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 from uuid import UUID
 
 import uvloop
@@ -47,7 +47,7 @@ from feedq.errors import Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.watched_threads import WatchedThread, note_turn
-from feedq.worker.activity import CHECK_S, NO_FEED, Activity, Limits, current_feed
+from feedq.worker.activity import CHECK_S, Activity, Limits, current_feed
 from feedq.worker.apart import Apart
 from feedq.worker.duty import Duty
 from feedq.worker.lease_client import LeaseClient
@@ -149,8 +149,9 @@ class Supervisor:
         self._sinks_down: set[str] = set()
         self._missed: set[FeedKey] = set()
         """The feeds that were to run and did not at the last heartbeat, by their assigned keys."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._forget_task = self._tasks.discard
+        self._tasks: dict[asyncio.Task[Release | None], tuple[FeedRunner, FeedKey, UUID]] = {}
+        """The task of each runner, the key that its feed was assigned under, and the session that claimed it."""
+        self._on_task_done = self._runner_ended  # made once: of each feed, it is kept
         self._thread = WatchedThread(self._run_loop, name=LOOP)
 
     # -- life ----------------------------------------------------------------------------------------
@@ -420,9 +421,14 @@ class Supervisor:
         self.lease_client.do(partial(self._store.workers.report_loss, session, loss, has_ended=True))
 
     def _start_runner(self, runner: FeedRunner, claim: Claim, worker_id: UUID) -> None:
-        live = self._live(runner, runner.key, worker_id)
-        self._start_task(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
+        feed_id = claim.feed.id
+        context = copy_context()
+        context.run(current_feed.set, feed_id)
+        task = self._loop.create_task(runner.run(), name=f"feed-{feed_id}", context=context)
+        self._tasks[task] = runner, runner.key, worker_id
+        task.add_done_callback(self._on_task_done, context=context)
         self._runners[runner.key] = runner
+        logger.debug(LogEvent.FEED_CLAIMED, feed=runner.name, epoch=runner.key[1])
 
     def _release_unstarted(self, assigned_key: FeedKey, key: FeedKey, reason: Reason, why: str) -> None:
         said = f"it could not be started: {why}"
@@ -453,32 +459,23 @@ class Supervisor:
         for runner in self._all_runners():
             runner.interrupt(Interrupt.SUSPEND)
 
-    def _start_task(self, coroutine: Coroutine[Any, Any, None], *, name: str, feed_id: int = NO_FEED) -> None:
-        context = copy_context()
-        context.run(current_feed.set, feed_id)
-        task = self._loop.create_task(coroutine, name=name, context=context)
-        self._tasks.add(task)  # or it could be collected while it waits
-        task.add_done_callback(self._forget_task)
-
-    async def _live(self, runner: FeedRunner, assigned_key: FeedKey, worker_id: UUID) -> None:
-        logger.debug(LogEvent.FEED_CLAIMED, feed=runner.name, epoch=runner.key[1])
-        release: Release | None = None
-        why = "lost"
-        try:
-            release = await runner.run()
-            why = release.reason.value if release else "lost"
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- masked by the runner
-            runner.log_unexpected(error, "runner")
-            release = runner.release_after(error)
-            why = f"failed: {release.error}"
-        finally:
-            self._runners.pop(assigned_key, None)
-            self._progress_reporter.discard(runner.progress)
-            if release is not None:
-                # What it did since the last report belongs to this epoch: it is told before the release.
-                self._report(worker_id, [runner.progress.report()])
-                logger.debug(LogEvent.FEED_RELEASED, feed=runner.name, reason=release.reason.value)
-            self._feed_ended(assigned_key, release, why)
+    def _runner_ended(self, task: asyncio.Task[Release | None]) -> None:
+        runner, assigned_key, worker_id = self._tasks.pop(task)
+        release, why = None, "lost"
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                runner.log_unexpected(error, "runner")
+                release = runner.release_after(error)
+                why = f"failed: {release.error}"
+            elif (release := task.result()) is not None:
+                why = release.reason.value
+        self._runners.pop(assigned_key, None)
+        self._progress_reporter.discard(runner.progress)
+        if release is not None:
+            # What it did since the last report belongs to this epoch: it is told before the release.
+            self._report(worker_id, [runner.progress.report()])
+            logger.debug(LogEvent.FEED_RELEASED, feed=runner.name, reason=release.reason.value)
+        self._feed_ended(assigned_key, release, why)
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
         self._load_meter.count(progress)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -151,6 +153,22 @@ def test_each_byte_postpones_the_idle_timeout() -> None:
         assert not bench.wire.is_aborted
         await bench.advance(0.1)
         assert bench.wire.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_connections_that_have_ended_are_forgotten_long_before_they_would_be_silent() -> None:
+    async def check(bench: Bench) -> None:
+        ended = []
+        for _ in range(10):
+            other = Bench(bench.loop, idle_timeout_s=DAY_S)
+            ended.append(ref(other.connection))
+            other.end()
+        del other
+        gc.collect()
+        assert sum(connection() is not None for connection in ended) <= 1
+        await bench.advance(60.0)
+        assert bench.wire.is_aborted, "the others took its timer along"
 
     on_manual_loop(check, idle_timeout_s=60.0)
 
