@@ -60,7 +60,7 @@ class ConnectorOptions(StrictModel):
     csv: Annotated[CsvFormat | None, Field(validate_default=True)] = None
     """With `format: csv`: how a line is split into fields."""
     limits: RateLimits = UNLIMITED
-    """Average rate at most. The source is read more slowly; nothing is dropped."""
+    """`rows_per_s` and `bytes_per_s`, on average. The source is read more slowly; nothing is dropped."""
     NAMES_FIELDS: ClassVar[bool] = False
     """Whether the first line of what is read may name the fields of CSV."""
 

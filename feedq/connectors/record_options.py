@@ -51,7 +51,7 @@ class FramingOptions(ConnectorOptions):
     """What separates records: `lines` end with LF or CRLF, `delimiter` is your own end mark, with `length`
     each follows its length. Empty records are keep-alives and are skipped."""
     delimiter: Annotated[str | None, Field(validate_default=True)] = None
-    """With `framing: delimiter`: the bytes that end a record. Takes escapes."""
+    r"""With `framing: delimiter`: the bytes that end a record, with escapes such as `\x1e`."""
     length_bytes: Literal[1, 2, 4] = 4
     """With `framing: length`: size of the length field."""
     length_order: Literal["big", "little"] = "big"

@@ -112,7 +112,7 @@ class SinkOptions(StrictModel):
     on_conflict: OnConflict = OnConflict.IGNORE
     """For a record whose `key` is already there: `ignore` keeps the old row, `update` replaces it."""
     create: bool = False
-    """Creates a missing table from `columns`, `types` and `key`. Without `columns` it is always created."""
+    """Creates a missing table from `columns`, `types` and `key`. A default table is always created."""
     types: dict[str, ColumnType] = Field({})
     """Types of the columns of a created table; `text` for others."""
 
