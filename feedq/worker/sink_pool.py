@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
@@ -52,6 +53,12 @@ class SinkPool:
         self._ends: dict[str, SinkEnds] = {}
         self._lock = Lock()
         self.budget = InflightBudget(settings.inflight_bytes_total)
+
+    def load(self) -> None:
+        """Import what the sinks need: half a second, for which the first feeds would have to wait."""
+        for name in self._settings.sink_names:
+            with suppress(Exception):  # its feeds are told
+                load_sink(self._settings.sink_url(name))
 
     async def fence(self, sink: str, request: FenceRequest) -> FenceOutcome:
         """Raises `SinkUnavailable`, or `InvalidInput` when no such sink is set up here."""

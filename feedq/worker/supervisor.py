@@ -158,6 +158,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Register and begin to serve. Raises `Unavailable` while the control database is away."""
+        self._sink_pool.load()
         self.lease_keeper.start()
         self.lease_client.start()
         self._thread.start()

@@ -9,9 +9,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable, Unavailable
-from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.settings import Settings
+from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.worker import fencer as fencer_module
+from feedq.worker import sink_pool
 from feedq.worker.fencer import Fencer
+from feedq.worker.sink_pool import SinkPool
 from feedq.worker.writing_session import Outage
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import LIMIT_S, TARGET, DataPath, until
@@ -153,3 +156,17 @@ async def test_the_sink_outlives_the_thread_until_the_worker_has_another_id(
             sinks.append(path.fencer._sink)
     assert sinks[0] is sinks[1]
     assert sinks[1] is not sinks[2]
+
+
+def test_a_worker_imports_what_its_sinks_need_before_feeds_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load(url: str) -> type[Sink]:
+        loaded.append(url)
+        raise ImportError("for the test: a sink of others that is broken")
+
+    monkeypatch.setattr(sink_pool, "load_sink", load)
+    sinks = {"broken": "lake://nowhere/db", "other": "sqlite:///other.db"}
+    settings = Settings.model_validate({"sinks": sinks})
+    SinkPool(settings, worker_id=uuid4, gone_workers=set).load()
+    assert set(sinks.values()) <= set(loaded)
