@@ -79,15 +79,13 @@ def known_caller(at: At, headers: Mapping[str, str], origin: str) -> Caller:
     if kind.lower() == "bearer":
         found = at.store.tokens.find(token.strip()) if len(token) <= TOKEN_CHARS_MAX else None
         if found is None:
-            raise Unauthenticated(
-                "the token is not known, or its time is over; `feedq token add` makes another"
-            )
+            raise Unauthenticated("the token is unknown or has expired; `feedq token add` makes another")
         return Caller(f"token {found.name}", found.role, found.tenant)
     role = at.settings.api_loopback_role
     if role != "none" and is_from_here(headers, origin):
         return Caller("this machine", AccessRole(role))
     raise Unauthenticated(
-        "this needs a token: send `Authorization: Bearer feedq_…` with one that `feedq token add` has made"
+        "a token is required: send `Authorization: Bearer feedq_…` with one from `feedq token add`"
     )
 
 

@@ -70,7 +70,7 @@ class Calls:
                 found: T = await asyncio.shield(called)
                 return found
         except TimeoutError:
-            late = f"no answer within {self.timeout_s:g} s; whether a change was made is not known"
+            late = f"no answer within {self.timeout_s:g} s; it is not known whether anything was changed"
             raise Unavailable(late) from None
 
     def _give_back(self, _: asyncio.Future[Any]) -> None:

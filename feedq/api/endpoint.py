@@ -74,7 +74,7 @@ LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
 QUERY_FIELDS_MAX: Final = 1_000
 RETRY_AFTER_S: Final = 2
 NOBODY: Final = Caller("nobody", AccessRole.VIEWER, tenant="")
-UNEXPECTED: Final = "an error inside feedq; the log of this process has it"
+UNEXPECTED: Final = "an internal error of feedq; see the log of this process"
 
 Refused = Callable[[str, int], object]
 """Hears what was asked, and the status that it was refused with."""
@@ -178,8 +178,8 @@ class Endpoint:
                     }
                 methods.append(verb.method)
         if methods:
-            raise InvalidInput(f"{method} does nothing at this address; {', '.join(sorted(methods))} does")
-        raise NoVerb("nothing is at this address; openapi.json lists what there is")
+            raise InvalidInput(f"use {', '.join(sorted(methods))} at this address, not {method}")
+        raise NoVerb("there is nothing at this address; openapi.json lists what there is")
 
     @cached_property
     def _addresses(self) -> list[tuple[re.Pattern[str], Verb]]:
@@ -223,7 +223,9 @@ def _given(verb: Verb, in_path: Mapping[str, str], request: Request) -> dict[str
     if not verb.changes:
         given |= arguments_in(verb, request.query)
     elif request.query:
-        raise InvalidInput("what changes something has its arguments in the body, and not in the address")
+        raise InvalidInput(
+            "a request that changes something takes its arguments in the body, not in the address"
+        )
     elif request.body:
         given |= _from_body(request.body)
     return {**given, **in_path}
@@ -270,7 +272,7 @@ def _shaped(name: str, kind: Any, texts: list[str]) -> Any:
                 raise InvalidInput(f"{name}: {text!r} must be written as key=value")
         return {key: value for key, _, value in pairs}
     if len(texts) > 1:
-        raise InvalidInput(f"{name}: is there {len(texts)} times; give it once")
+        raise InvalidInput(f"{name}: is given {len(texts)} times; give it once")
     return texts[0]
 
 
@@ -282,7 +284,7 @@ def _from_body(body: bytes) -> dict[str, Any]:
     try:
         found = _BODY.decode(body)
     except (ValueError, RecursionError):
-        raise InvalidInput("the body is no valid JSON") from None
+        raise InvalidInput("the body is not valid JSON") from None
     if not isinstance(found, dict):
         raise InvalidInput("the body must be a JSON object with the arguments")
     return found

@@ -303,8 +303,8 @@ def _show_synced(found: syncing.Synced) -> None:
         warn(line)
     if found.kept:
         warn(
-            f"{found.kept:,} feeds are in {found.name!r} no more; they stay while an entry has no name, "
-            "as it may be theirs"
+            f"{found.kept:,} feeds are no longer in {found.name!r}; they stay while an entry has no name, "
+            "because it may be theirs"
         )
     done = f"{feeds.added:,} added, {feeds.changed:,} changed, {feeds.removed:,} removed"
     click.echo(

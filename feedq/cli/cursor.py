@@ -21,7 +21,7 @@ with lazily():
     from feedq.core import model, remedies
     from feedq.verbs import backfills, cursors, details, feeds, wording
 
-TWICE: Final = "its sink has no key, so records that the source sends again will be there twice"
+TWICE: Final = "its sink has no key, so records that the source sends again will be duplicated"
 CURSOR_WIDTH: Final = 40
 WAIT_S: Final = 86_400.0
 """A backfill may take a day."""
@@ -65,10 +65,10 @@ def cursor(
         _show_cursor(invocation, name)
     elif verb == "set":
         if cursor is None:
-            raise click.UsageError("say which CURSOR the feed is to go on after")
+            raise click.UsageError("give the CURSOR after which the feed continues")
         _change(invocation, name, change=cursors.CursorVerb.SET, cursor=read_cursor(cursor), **asked)
     elif (asked["records"] is not None) + (asked["to"] is not None) + to_start != 1:
-        raise click.UsageError("say one of --records, --to and --to-start")
+        raise click.UsageError("give one of --records, --to and --to-start")
     else:
         change = cursors.CursorVerb.RESET if to_start else cursors.CursorVerb.REWIND
         _change(invocation, name, change=change, **asked)
@@ -151,7 +151,7 @@ def backfill(
     """
     if name is None:
         if verb != "show":
-            raise click.UsageError("say which feed: NAME is missing")
+            raise click.UsageError("NAME is missing")
         found = invocation.do(backfills.list_backfills).items
         answer_list(invocation, found, _columns(), empty="no backfill is under way")
     elif verb == "show":
@@ -161,7 +161,7 @@ def backfill(
         ended = invocation.do(backfills.cancel_backfill, name=name)
         answer(invocation, ended, f"backfill of {name} cancelled; {ended.records:,} records have landed")
     elif asked["begin"] is None:
-        raise click.UsageError("say where it begins: --from is missing")
+        raise click.UsageError("--from is missing")
     else:
         made = invocation.do(backfills.begin_backfill, name=name, **asked)
         if wait and made.status != "planned":

@@ -99,13 +99,11 @@ def _replay(invocation: Invocation, name: str, **which: Any) -> None:
         found = invocation.do(landing.replay_dead_letters, name=name, **which)
     lines = [f"{name}: {found.landed} landed, {len(found.refused)} refused again"]
     if found.passed_over:
-        lines.append(
-            f"  {found.passed_over} passed over: somebody else is at them, or has just dealt with them"
-        )
+        lines.append(f"  {found.passed_over} skipped: somebody else is handling them, or has just done so")
     refused = [f"  {letter_id}: {error}" for letter_id, error in found.refused.items()]
     answer(invocation, found, "\n".join([*lines, *wording.first_few(refused, "  and {:,} more")]))
     if found.refused:
-        raise FeedqError(f"{len(found.refused)} records are refused still; they stay where they are")
+        raise FeedqError(f"{len(found.refused)} records are still refused; they stay dead letters")
 
 
 def _text(letter: landing.DeadLetterDocument) -> str:

@@ -66,7 +66,7 @@ def set_feeds(invocation: Invocation, *, select: selection.Selection, yes: bool)
         before: model.FeedSpec = one.declaration
         after = model.FeedSpec.valid(assigned(before.plain(), assignments, model.FeedSpec))
         if after.resume is not None:
-            raise InvalidInput("resume: is for new feeds; `feedq feed cursor set` moves one that is there")
+            raise InvalidInput("resume: only for new feeds; `feedq feed cursor set` moves an existing one")
         _check_name(before, after)
         made.append(after)
     if missing := sorted({*names} - {one.name for one in made}):
@@ -180,7 +180,7 @@ def with_assignments(
 def _check_name(before: DeclaredEntry, after: DeclaredEntry) -> None:
     if after.name != before.name:
         raise InvalidInput(
-            f"name: {before.noun} {before.name!r} keeps its name; declare another one and remove this one"
+            f"name: {before.noun} {before.name!r} cannot be renamed; declare another one and remove this one"
         )
 
 
@@ -246,7 +246,7 @@ def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
         declaration.spec for key in manifests.ENTRIES for declaration in getattr(manifest, key)
     ]
     if len(found) != 1 or not isinstance(found[0], type(before)):
-        raise InvalidInput(f"the file must hold {before.noun} {before.name!r} and nothing else")
+        raise InvalidInput(f"the file must contain {before.noun} {before.name!r} and nothing else")
     _check_name(before, found[0])
     return found[0]
 

@@ -77,7 +77,7 @@ class ApiConnection:
                 told(found["done"], found["total"])
             elif kind == ANSWER:
                 return self.read(data, verb.answer)
-        raise Unavailable(f"the server at {self._url} broke its answer off; look at what it has done")
+        raise Unavailable(f"the server at {self._url} broke off its answer; check what it has done")
 
     def events(
         self, method: str, path: Sequence[str], **asked: Any
@@ -130,7 +130,7 @@ class ApiConnection:
         except httpx.HTTPError as error:
             why = str(error) or type(error).__name__
             raise Unavailable(
-                f"no answer from the server at {self._url}: {why}; see that `feedq api` runs there"
+                f"no answer from the server at {self._url}: {why}; check that `feedq api` runs there"
             ) from None
 
     def _error(self, text: bytes, status: int) -> FeedqError:
@@ -148,12 +148,12 @@ class ApiConnection:
     def _skewed(self) -> Unavailable:
         """The error of an answer that is not as it should be."""
         return Unavailable(
-            f"the server at {self._url} answers otherwise than this command (release {feedq.__version__}) "
-            "expects: use the release of the server"
+            f"the server at {self._url} does not answer as this command (release {feedq.__version__}) "
+            "expects: use the release that the server has"
         )
 
     def _no_api(self, status: int) -> Unavailable:
-        return Unavailable(f"what answers at {self._url} (status {status}) is no API of feedq; see --server")
+        return Unavailable(f"{self._url} answers (status {status}), but is not an API of feedq; see --server")
 
 
 class ToldProblem(msgspec.Struct):
@@ -188,7 +188,7 @@ def _checked(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
         raise InvalidInput("--server: write it as https://HOST:PORT")
     if parts.username is not None or parts.password is not None:
-        raise InvalidInput(f"--server: holds a login, which others can read; {TOKEN} gives a token instead")
+        raise InvalidInput(f"--server: contains a login, which others can read; set {TOKEN} instead")
     if parts.scheme == "http" and not is_loopback(host):
         raise InvalidInput(f"--server: http would send the token in clear to {host}; use https")
     return url.rstrip("/")

@@ -313,7 +313,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
     else:
         found = invocation.do(landing.show_drift, name=name)
     lines = [*(f"{field}  {type_}" for field, type_ in sorted(found.fields.items())), *found.statements]
-    empty = f"no worker has told of a field of {name} that no column takes"
+    empty = f"no worker has found a field of {name} without a column"
     answer(invocation, found, "\n".join(lines) or empty)
 
 
@@ -404,7 +404,7 @@ def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) ->
     found = proposed(spec, [preview.record for preview in made.records])
     if (found.source.get("csv") or {}).get("header"):
         names = ", ".join(found.source["csv"]["fields"])
-        said = f"the first line is taken for names: {names}; if it is a record, remove csv.header"
+        said = f"the first line is read as names: {names}; if it is a record, remove csv.header"
         click.echo(wording.printable(said), err=True)
     if found.target_state is model.TargetState.RUNNING:
         found = found.model_copy(update={"target_state": None})

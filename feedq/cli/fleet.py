@@ -61,7 +61,7 @@ def status(invocation: Invocation, *, problems: bool) -> None:
     """
     if problems:
         listed = invocation.do(fleet.list_problems).items
-        lines = [line for one in listed for line in _problem_lines(one)] or ["nothing needs a look"]
+        lines = [line for one in listed for line in _problem_lines(one)] or ["nothing needs attention"]
         answer(invocation, listed, "\n".join(lines))
         return
     found = invocation.do(fleet.show_status)
@@ -253,7 +253,7 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     answer_list(invocation, views, tables.worker_columns(invocation.clock.now()), empty=tables.NO_WORKERS)
     held = [view.leases for view in views if fleet_checks.serves(view)]
     if len(held) > 1 and not invocation.json:
-        click.echo(f"spread: {min(held)} to {max(held)} feeds on a worker that serves")
+        click.echo(f"spread: {min(held)} to {max(held)} feeds on each serving worker")
 
 
 @worker.command()

@@ -80,15 +80,15 @@ class Invocation:
         there = self.stack_dir
         if there and "FEEDQ_DATABASE_URL" not in os.environ and (found := stack_settings(there)):
             os.environ |= found
-            click.echo(f"(the feedq up that runs in {there.absolute()})", err=True)
+            click.echo(f"(using the feedq up in {there.absolute()})", err=True)
         return configuration.settings()
 
     def _require_database(self) -> None:
         """Raises `InvalidInput` when a server is to be asked, for what no server does."""
         if self.server is not None:
             raise InvalidInput(
-                f"`{click.get_current_context().command_path}` asks no API. Leave --server and FEEDQ_SERVER out, "
-                "and do it where the database is reached"
+                f"`{click.get_current_context().command_path}` cannot use an API. Run it without --server and "
+                "FEEDQ_SERVER, where the database can be reached"
             )
 
     def begin(self, path: str) -> None:
@@ -180,7 +180,7 @@ class Invocation:
         if yes:
             return
         if self.json or not sys.stdin.isatty():
-            raise InvalidInput(f"{question} There is nobody to ask here; say --yes")
+            raise InvalidInput(f"{question} Nobody can answer here; pass --yes")
 
         click.confirm(wording.printable(question), abort=True, err=True)
 

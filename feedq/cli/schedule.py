@@ -69,7 +69,7 @@ def list_(invocation: Invocation, *, prefix: str | None, limit: int, queues: boo
       feedq schedule list --queues
     """
     if queues:
-        empty = "no queue has limits, or runs that wait or run"
+        empty = "no queue has limits or runs"
         answer_list(invocation, invocation.do(schedules.list_queues).items, tables.QUEUE_COLUMNS, empty=empty)
         return
     found = invocation.pages(schedules.list_schedules, prefix=prefix or "", **which)
@@ -111,7 +111,7 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: st
     """
     names, assignments = split_words(names)
     if len(names) > 1 or not (names or assignments):
-        raise click.UsageError("say which: the NAME of one schedule, or a timing to try, such as cron=@daily")
+        raise click.UsageError("give the NAME of one schedule, or a timing to try, such as cron=@daily")
     name, declared = names[0] if names else TRIED, None
     if assignments:
         if names:
@@ -123,9 +123,9 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: st
     found = invocation.do(schedules.show_next_ticks, name=name, declared=declared, count=count, since=since)
 
     is_paused = found.state is schedule_model.ScheduleState.PAUSED
-    aside = " (paused: none of these is fired until it is resumed)" if is_paused else ""
+    aside = " (paused: none of these fires until it is resumed)" if is_paused else ""
     head = wording.printable(f"{found.name}: {found.when}{aside}")
-    lines = table_lines(found.ticks, _tick_columns(found)) or ["no tick is left"]
+    lines = table_lines(found.ticks, _tick_columns(found)) or ["no ticks left"]
     answer(invocation, found, [head, *lines])
 
 
@@ -263,7 +263,7 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
         run = invocation.do(schedules.cancel_run, id=run_id)
         answer(invocation, run, f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
     else:
-        raise click.UsageError("say either the NAME of a schedule or --run")
+        raise click.UsageError("give either the NAME of a schedule or --run")
 
 
 # -- runs that somebody asks for ---------------------------------------------------------------------
@@ -350,4 +350,4 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     done = invocation.do_confirmed(
         schedules.backfill_schedule, question, yes=yes, name=name, begin=begin, end=end
     )
-    answer(invocation, done, f"{name}: {done.made} made, {done.existing} there already")
+    answer(invocation, done, f"{name}: {done.made} made, {done.existing} existed already")

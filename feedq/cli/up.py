@@ -102,7 +102,7 @@ def up(
         finally:
             stack.say("stopping at once" if stack.is_forced() else "stopping")
             in_order = stack.stop()
-    stack.say("stopped" if in_order else "stopped, not everything in order")
+    stack.say("stopped" if in_order else "stopped, but not everything cleanly")
     if stack.is_forced():
         raise SystemExit(1)
 

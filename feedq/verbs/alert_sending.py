@@ -50,7 +50,7 @@ def send(url: str, title: str, body: str, *, good: bool, shown: str) -> None:
     if ran.returncode == Outcome.UNREADABLE_ADDRESS:
         raise InvalidInput(f"alert target {shown}: apprise cannot read this address")
     if ran.returncode != Outcome.TAKEN:
-        raise FeedqError(f"alert target {shown}: the message was not taken")
+        raise FeedqError(f"alert target {shown} did not accept the message")
 
 
 def main() -> int:

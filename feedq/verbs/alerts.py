@@ -53,7 +53,7 @@ class AlertTarget:
         return f"{scheme}://… {self.key[:8]}{whose}"
 
     def send(self, title: str, body: str, *, good: bool) -> None:
-        """Blocks for `alert_sending.SEND_S` at most. Raises `FeedqError` when the message was not taken."""
+        """Blocks for `alert_sending.SEND_S` at most. Raises `FeedqError` when the message was not accepted."""
         alert_sending.send(self.url, title, body, good=good, shown=self.shown)
 
 

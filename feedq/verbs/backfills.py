@@ -184,15 +184,15 @@ def plan(
     stands = checkpoint_of(sink, feed)
     like = None if stands is None else stands.cursor
     if end is None and like is None:
-        raise InvalidInput(f"end: feed {feed.name!r} has landed nothing yet, where its backfill could end")
+        raise InvalidInput(f"end: feed {feed.name!r} has landed nothing yet, so say where its backfill ends")
     begins_after = _said(options, begin, like, now=now, argument="begin")
     ends_at = like if end is None else _said(options, end, like, now=now, argument="end")
     ends_at = _not_beyond(options, ends_at, like)
     first, last = (_place(options, cursor, of=feed) for cursor in (begins_after, ends_at))
     if first >= last:
         raise InvalidInput(
-            f"begin: {show_cursor(begins_after)} is not before {show_cursor(ends_at)}, where it would end: "
-            "nothing lies between"
+            f"begin: {show_cursor(begins_after)} is not before {show_cursor(ends_at)}, the end: "
+            "there is nothing to land"
         )
     limits = dict(feed.spec.source.get("limits") or {})
     limits["rows_per_s"] = rows_per_s or min(ROWS_PER_S, limits.get("rows_per_s") or ROWS_PER_S)
@@ -213,13 +213,13 @@ def _check(feed: Feed, options: ConnectorOptions) -> None:
         raise InvalidInput(f"{feed.name!r} is a backfill itself, of feed {known_as(feed.name)!r}")
     if not parse_sink(feed.spec.sink).key:
         raise InvalidInput(
-            f"feed {feed.name!r}: its sink has no key, so that what has landed already would land twice. Give the "
+            f"feed {feed.name!r}: its sink has no key, so records that have landed would land again. Give the "
             "table a unique index, and name its columns in sink.key"
         )
     asks = "{cursor}" in json.dumps(dict(feed.spec.source))
     if isinstance(options, CursorOptions) and options.cursor is not None and not asks:
         raise InvalidInput(
-            f"feed {feed.name!r}: its source is not asked with {{cursor}}, and cannot be told where to begin"
+            f"feed {feed.name!r}: its source is not asked with {{cursor}}, so it cannot be told where to begin"
         )
 
 
@@ -259,6 +259,6 @@ def _place(options: ConnectorOptions, cursor: JSON, *, of: Feed) -> int:
         return options.cursor_place(cursor)
     except ValueError as error:
         raise InvalidInput(
-            f"feed {of.name!r}: nobody can tell where its backfill would end. Its cursor "
+            f"feed {of.name!r}: cannot tell where its backfill would end. Its cursor "
             f"{show_cursor(cursor)}: {error}"
         ) from None

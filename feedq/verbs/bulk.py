@@ -164,5 +164,5 @@ def _no_place(feed: ChosenFeed, reason: Reason, others: Sequence[EligibleWorker]
     elif reason is Reason.NO_MATCH:
         why = f"no worker that it may go to has {pairs(feed.selector.required)}, which it requires"
     else:
-        why = "each worker that it may go to is full, or has as many feeds of its tenant as it may"
+        why = "every worker that it may go to is full, or at the cap of its tenant"
     return Conflict(f"feed {feed.name!r} cannot be moved: {why}")

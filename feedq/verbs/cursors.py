@@ -125,11 +125,11 @@ def _next_cursor(
     if change is CursorVerb.RESET:
         return lambda before: feed.spec.initial_cursor
     if (records is None) == (to is None):
-        raise InvalidInput("rewind: say either records or to")
+        raise InvalidInput("rewind: give either records or to")
 
     def back(before: JSON) -> JSON:
         if before is None:
-            raise InvalidInput(f"feed {feed.name!r} has no cursor yet: there is nothing to go back from")
+            raise InvalidInput(f"feed {feed.name!r} has no cursor yet, so it cannot be rewound")
         try:
             if to is not None:
                 return options.cursor_at(before, to)
@@ -137,8 +137,8 @@ def _next_cursor(
             return options.cursor_back(before, records)
         except ValueError as error:
             raise InvalidInput(
-                f"feed {feed.name!r}: from cursor {connectors.show_cursor(before)} nobody can go back so: "
-                f"{error}. Name the cursor with `feedq feed cursor set`, or begin again with "
+                f"feed {feed.name!r} cannot be rewound like this from cursor {connectors.show_cursor(before)}: "
+                f"{error}. Set a cursor with `feedq feed cursor set`, or start over with "
                 "`feedq feed cursor rewind --to-start`"
             ) from None
 
@@ -241,7 +241,7 @@ def to_adopt(sink: Sink, feed: Feed, *, number: int | None = None, force: bool =
     if not found:
         numbers = ", ".join(str(one.feed_id) for one in others) or "none"
         raise NotFound(
-            f"no other feed named {feed.name!r} has a checkpoint in the sink; to be adopted are: {numbers}"
+            f"no other feed named {feed.name!r} has a checkpoint in the sink; available: {numbers}"
         )
     if len(found) > 1:
         listed = "\n".join(f"  {one.feed_id}: {owner_of(one)}" for one in found)
@@ -252,7 +252,7 @@ def to_adopt(sink: Sink, feed: Feed, *, number: int | None = None, force: bool =
     if own and not force:
         raise Conflict(
             f"feed {feed.name!r} has landed {own[0].records} records of its own since it was declared; they stay, "
-            "and some of them may be there twice. --force adopts all the same"
+            "and some of them may be duplicates. --force adopts anyway"
         )
     return found[0]
 
@@ -305,7 +305,7 @@ def begun(
     notes: dict[str, str] = {}
     for spec in added:
         if (last := known.get(spec.name)) is not None:
-            what = "it is left alone; --adopt goes on from its cursor"
+            what = "it is left alone; --adopt continues from its cursor"
             if spec.name in starts:
                 what = "adopted" if adopt else "it is left alone, as the manifest says where to begin"
             sink = parse_sink(spec.sink).name

@@ -140,12 +140,12 @@ def declare(
     if tenant is not None:
         at.caller.require_tenant(tenant, f"a feed of tenant {tenant!r}")
         if not prune:
-            raise InvalidInput("tenant: limits prune, and means nothing without it")
+            raise InvalidInput("tenant: limits prune, and has no effect without it")
     if schedules is not None or queues is not None or remove.schedules or remove.queues:
         at.caller.require_everything()
     entries = (*(feeds or ()), *(schedules or ()), *remove.feeds, *remove.schedules)
     if expected is not None and (len(entries) != 1 or queues or remove.queues or prune):
-        raise InvalidInput("expected: is for a single feed or schedule, and means nothing for several")
+        raise InvalidInput("expected: only for a single feed or schedule")
     prunes_jobs = prune and tenant is None
     of_feeds = _feeds_planned(at, feeds, remove.feeds, prune=prune, tenant=tenant, expected=expected)
     of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs, expected=expected)
@@ -284,7 +284,7 @@ def _planned(
         raise InvalidInput(f"{noun} {twice[0]!r}: is declared or removed more than once")
     for name in names if expected is not None else ():
         if name not in there:
-            raise Outdated(f"no {noun} named {name!r}, and expected says that there is")
+            raise Outdated(f"no {noun} named {name!r}, but expected says that there is one")
         if (version := there[name][1]) is not None:
             require_version(f"{noun} {name!r}", version, version_of(expected))
     if missing := [name for name in remove if name not in there]:

@@ -74,7 +74,7 @@ def feed_lines(found: FeedDocument, *, now: datetime) -> list[Fact]:
     view, goes_to = found.view, found.goes_to
     lease, feed, spec = view.lease, view.feed, view.feed.spec
     if lease.promised_to is not None:
-        goes_to = goes_to or "a worker that is gone by now"
+        goes_to = goes_to or "a worker that is gone"
     running_old = lease.worker_id is not None and lease.generation < feed.stream_generation
     avoid = f", on {', '.join(lease.avoid)}" if lease.avoid else ""
     return [
@@ -124,7 +124,7 @@ def _blamed(lease: Lease, now: datetime) -> str | None:
         return None
     lost = f"{counted(lease.blamed, 'worker')} lost to it, the last at "
     lost += _moment(lease.blamed_at, now) or "an unknown time"
-    return f"{'yes' if lease.quarantined else 'no'}; {lost}: {_said(lease.blame) or 'nobody knows how'}"
+    return f"{'yes' if lease.quarantined else 'no'}; {lost}: {_said(lease.blame) or 'cause unknown'}"
 
 
 def worker_lines(view: WorkerView, *, now: datetime) -> list[Fact]:

@@ -193,9 +193,9 @@ def _explained() -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ": ".join(part for part in (error.context, error.problem) if part)
-        raise DocumentError(None if mark is None else mark.line + 1, f"no valid YAML: {what}") from None
+        raise DocumentError(None if mark is None else mark.line + 1, f"invalid YAML: {what}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise DocumentError(None, f"no valid YAML: {' '.join(str(error).split())}") from None
+        raise DocumentError(None, f"invalid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise DocumentError(None, "nested too deep through aliases") from None
 

@@ -171,7 +171,7 @@ def act_on_feeds(
     if not select.names and count is None:
         raise InvalidInput(f"count: is missing; {len(chosen)} feeds match, ask with dry_run first")
     if count is not None and count != len(chosen):
-        raise Outdated(f"count: {len(chosen)} feeds match by now, not {count}; nothing was done")
+        raise Outdated(f"count: {len(chosen)} feeds match now, not {count}; nothing was done")
 
     outcomes: bulk.Outcomes[ChosenFeed, Any]
     if action is FeedAction.MOVE:

@@ -83,7 +83,7 @@ def manifest_schema() -> Schema:
         "title": "Manifest of feedq",
         "type": "object",
         "properties": lists,
-        "patternProperties": {"^x-": {"description": "Your own, for anchors say."}},
+        "patternProperties": {"^x-": {"description": "For your own use, such as anchors."}},
         "additionalProperties": False,
         "$defs": defs,
     }

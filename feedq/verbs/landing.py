@@ -177,7 +177,7 @@ def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[li
     Raises at once: `InvalidInput`, and `NotFound` unless each that is named is one of this feed.
     """
     if bool(ids) == all_:
-        raise InvalidInput("name the ids of dead letters, or say --all")
+        raise InvalidInput("give the ids of dead letters, or --all")
     if not all_:
         left = sorted(set(ids))
         parts = [left[start : start + AT_ONCE] for start in range(0, len(left), AT_ONCE)]

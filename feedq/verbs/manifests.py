@@ -134,7 +134,7 @@ class Manifest:
             for wrong, what in found:
                 self.complain(inside(wrong) or at, who + what, known)
         elif before := self._declared_at.get((key, found.name)):
-            self.complain(at, f"{noun} {found.name!r} was declared before, at {before}", found.name)
+            self.complain(at, f"{noun} {found.name!r} is already declared at {before}", found.name)
         else:
             self._declared_at[key, found.name] = at
             declaration: Declaration[Any] = Declaration(found, at)

@@ -120,7 +120,7 @@ def version_of(etag: str | None) -> Version | None:
         return None
     found = _ETAG.fullmatch(etag.removeprefix("W/").strip('"'))
     if found is None:
-        raise InvalidInput("expected: is no ETag of a declaration; give the one that an answer had, or *")
+        raise InvalidInput("expected: is not the ETag of a declaration; give the one from an answer, or *")
     return int(found[1]), int(found[2])
 
 
@@ -142,7 +142,9 @@ def page_place(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
     except (ValueError, binascii.Error):
         found = None
     if not isinstance(found, list) or [type(one) for one in found] != list(kinds):
-        raise InvalidInput("cursor: is not of this list; give `next` of the page before, or leave it out")
+        raise InvalidInput(
+            "cursor: does not belong to this list; give `next` from the page before, or leave it out"
+        )
     return tuple(found)
 
 
@@ -204,7 +206,7 @@ class At:
         found = [feed for feed in found if self.caller.sees(feed.tenant)]
         if len(found) > CHOSEN_MAX:
             raise InvalidInput(
-                f"this chooses more than {CHOSEN_MAX:,} feeds; do it in parts, by match for example"
+                f"this selects more than {CHOSEN_MAX:,} feeds; do it in parts, for example by match"
             )
         return found
 

@@ -203,7 +203,7 @@ def act_on_schedule(
     """Pause a schedule, for good or ``until`` a time; resume it; or cancel its waiting runs."""
     schedules = at.store.jobs.schedules
     if until is not None and action is not ScheduleAction.PAUSE:
-        raise InvalidInput("until: is for pause alone")
+        raise InvalidInput("until: only for pause")
     # Little that is done to a schedule needs its declaration.
     view = _listed(at, name) or schedules.view(name)
     end = None if until is None else _time(view.schedule.spec, until, "until", now=at.store.now())
@@ -253,7 +253,7 @@ def _timed(at: At, name: str, declared: str | None) -> tuple[ScheduleSpec, int, 
     try:
         keys = read_json(declared)
     except ValueError as error:
-        raise InvalidInput(f"declared: is no JSON: {error}") from None
+        raise InvalidInput(f"declared: is not JSON: {error}") from None
     spec = read_declaration(ScheduleSpec, {**keys, "name": name} if isinstance(keys, dict) else keys)
     there = _listed(at, name)
     return spec, 0 if there is None else there.schedule.id, ScheduleState.ACTIVE
@@ -278,7 +278,7 @@ def why_never(spec: ScheduleSpec, *, now: datetime) -> str | None:
         return f"at ({instant(max(spec.at))}) is in the past"
     if spec.end is not None and spec.end <= now:
         return f"its end ({instant(spec.end)}) is in the past"
-    return "its start, its end and the days that it leaves out leave none"
+    return "its start, its end and its excluded days leave none"
 
 
 def _time(spec: ScheduleSpec, text: str, argument: str, *, now: datetime | None = None) -> datetime:
@@ -324,7 +324,7 @@ def trigger_schedule(
     kwargs: dict[str, Any] | None = None,
     key: Annotated[str, Meta(min_length=1, max_length=KEY_MAX)] | None = None,
 ) -> Run:
-    """Run a schedule's job once now, whatever its ticks.
+    """Run a schedule's job once now, regardless of its timing.
 
     ``args`` and ``kwargs`` stand in for those declared. Asked again with the same ``key``, it answers with the
     run of the first time.

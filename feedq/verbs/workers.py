@@ -81,8 +81,8 @@ def find_worker(store: PostgresStore, name: str) -> WorkerView:
         found = [v for v in live if str(v.worker.id).startswith(name.lower())]
     if not found:
         names = ", ".join(sorted(v.worker.name for v in live)) or "none"
-        raise NotFound(f"no worker {name!r}; alive are: {names}")
+        raise NotFound(f"no worker {name!r}; running are: {names}")
     if len(found) > 1:
         meant = ", ".join(f"{v.worker.name} ({v.worker.id})" for v in found)
-        raise InvalidInput(f"{name!r} means {len(found)} workers; give the whole name or the id: {meant}")
+        raise InvalidInput(f"{name!r} matches {len(found)} workers; give the whole name or the id: {meant}")
     return found[0]

@@ -90,14 +90,14 @@ UNTIL: Final = Field(
 AFTER: Final = Field("begin", "After which cursor, or since when")
 UP_TO: Final = Field("end", "Up to which (where the feed stands, if left empty)", is_required=False)
 BEGIN: Final = Field("begin", "From (such as 2026-11-01T00:00:00Z)")
-END: Final = Field("end", "To, and not including")
+END: Final = Field("end", "To (exclusive)")
 ASKS: Final[Mapping[str, Ask]] = {
     "pause": _feeds("pause", "A paused feed keeps its place, and runs again when it is resumed."),
     "resume": _feeds("resume", "A resumed feed goes on from where it left off."),
-    "restart": _feeds("restart", "Each feed stops and starts anew from its last checkpoint."),
+    "restart": _feeds("restart", "Each feed restarts from its last checkpoint."),
     "move": _feeds(
         "move",
-        "Each feed continues on another worker, after standing still for a moment.",
+        "Each feed continues on another worker, after a short pause.",
         fields=(MOVE_TO,),
     ),
     "remove": _feeds("remove", "A removed feed stops and is forgotten; what it has landed stays.", tone=RED),
@@ -117,14 +117,14 @@ ASKS: Final[Mapping[str, Ask]] = {
     "reset": Ask(
         cursors.change_cursor,
         "Reset cursor",
-        "The feed goes back to where it began at first.",
+        "The feed starts over from where it first began.",
         {"change": "reset"},
         tone=RED,
     ),
     "backfill": Ask(
         backfills.begin_backfill,
         "Backfill",
-        "What lies between two cursors lands again by key, beside what the feed lands as it goes on.",
+        "The records between two cursors land again, by key, while the feed goes on.",
         fields=(AFTER, UP_TO),
     ),
     "cancel-backfill": Ask(
@@ -135,7 +135,7 @@ ASKS: Final[Mapping[str, Ask]] = {
     "replay": Ask(
         landing.replay_dead_letters,
         "Replay refused records",
-        "They are landed after all, each once; what is refused again stays.",
+        "Each of them lands once; what is refused again stays.",
         {"all": "true"},
     ),
     "drop": Ask(
@@ -148,9 +148,11 @@ ASKS: Final[Mapping[str, Ask]] = {
     "uncordon": _worker("uncordon", "Let it serve", "The worker is given feeds again."),
     "cordon": _worker("cordon", "Cordon", "The worker keeps its feeds and is given no others."),
     "drain": _worker(
-        "drain", "Drain", "The worker hands its feeds over to the other workers, and is given none."
+        "drain", "Drain", "The worker hands its feeds over to other workers, and is given none."
     ),
-    "trigger": Ask(schedules.trigger_schedule, "Trigger", "The schedule runs once now, whatever its ticks."),
+    "trigger": Ask(
+        schedules.trigger_schedule, "Trigger", "The schedule runs once now, regardless of its timing."
+    ),
     "pause-schedule": Ask(
         schedules.act_on_schedule,
         "Pause",
@@ -164,13 +166,13 @@ ASKS: Final[Mapping[str, Ask]] = {
     "backfill-schedule": Ask(
         schedules.backfill_schedule,
         "Backfill",
-        "The schedule runs for each tick of a time in the past that has no run yet.",
+        "The schedule runs for each tick of this period that has no run yet.",
         fields=(BEGIN, END),
     ),
     "cancel-run": Ask(
         schedules.cancel_run,
         "Cancel run",
-        "A run that waits is not begun; one that runs is told to end.",
+        "A waiting run is not started; a running one is told to stop.",
         tone=RED,
     ),
 }
@@ -238,9 +240,9 @@ def bulk_buttons(select: Selection, text: str, count: int) -> list[Button]:
     arguments = chosen(select)
     refused = ""
     if text:
-        refused = "A text may be found anywhere in a feed; choose by status, label, match or another filter."
+        refused = "A text is found anywhere in a feed; filter by status, label, match or another key instead."
     elif select.is_empty:
-        refused = "This would be all feeds; choose some by a filter first."
+        refused = "This would be all feeds; set a filter first."
     elif not count:
         refused = "No feed matches."
     kinds = ("pause", "resume", "restart", "move", "remove")

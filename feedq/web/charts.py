@@ -74,7 +74,7 @@ def _bars(
     values = [value_of(bucket) for bucket in buckets]
     known = [value for value in values if value is not None]
     if not known:
-        said = f"nothing known of the last {span}"
+        said = f"no data for the last {span}"
     else:
         said = f"at most {words(max(known))} in the last {span}, {words(known[-1])} at its end"
     most = max(known, default=0.0)
@@ -135,7 +135,7 @@ def owner_chart(listed: Iterable[ListedEvent], *, now: datetime) -> OwnerChart |
     for one in told:
         x = (one.event.at - since).total_seconds() * scale
         drawn.append(_rect("feedq-moment", x, 0, 2, HEIGHT, f"{stamp(one.event.at)}: {one.event.kind}"))
-    label = f"Owners since {stamp(since)}: {', '.join(classes) or 'none'}; the table of its history says when"
+    label = f"Owners since {stamp(since)}: {', '.join(classes) or 'none'}; its history has the times"
     return OwnerChart(_svg(WIDTH, "".join(drawn), label), since, list(classes.items()))
 
 

@@ -172,7 +172,7 @@ def would(found: Any) -> list[str]:
             return [f"{counted(found.made, 'run')} for {counted(found.ticks, 'tick')}."]
         case cursors.CursorChange():
             change = found.change
-            twice = "Its sink has no key, so records that the source sends again will be there twice."
+            twice = "Its sink has no key, so records that the source sends again will be duplicated."
             to = "the beginning" if change.after is None else as_json(change.after)
             said = [f"From {as_json(change.before)} to {to}."]
             return [*said, twice] if change.duplicates else said

@@ -133,11 +133,11 @@ def why_refused(
     # Every browser names a host.
     if host and not (has_login and is_reading) and not is_allowed(host, hosts):
         return (
-            f"403 Forbidden: this Flower is not known as {host!r}. If it is to be, add the name to "
-            "FEEDQ_FLOWER_HOSTS and start Flower again."
+            f"403 Forbidden: this Flower is not known as {host!r}. If that name is right, add it to "
+            "FEEDQ_FLOWER_HOSTS and restart Flower."
         )
     if not is_reading and is_foreign(headers, host=host):
-        return "403 Forbidden: a page of another site may change nothing here."
+        return "403 Forbidden: pages of other sites may not change anything here."
     return None
 
 
@@ -151,7 +151,7 @@ class FlowerApi(ApiHandler, BaseApiHandler):
 
     async def who_asks(self) -> Caller:
         if not self.current_user:
-            raise web.HTTPError(401, "this needs a login to Flower")
+            raise web.HTTPError(401, "log in to Flower first")
         options = self.application.options  # type: ignore[attr-defined] # Flower's
         changes = self.request.method not in READING
         if changes and (refused := refusal(options, is_open=self.unauthenticated_api)):

@@ -524,7 +524,7 @@ def test_with_somebody_elses_login_strangers_are_sent_there(start_flower: StartF
         assert "acme" not in answer.text
     for path in API:
         answer = flower.get(path)
-        assert (answer.status, answer.json["detail"]) == (401, "this needs a login to Flower"), path
+        assert (answer.status, answer.json["detail"]) == (401, "log in to Flower first"), path
 
 
 # -- pages of other sites ----------------------------------------------------------------------------

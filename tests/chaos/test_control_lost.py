@@ -90,7 +90,7 @@ def test_feeds_of_a_control_database_that_was_made_anew_go_on_once_they_have_ado
         postgres.create_database(CONTROL)
         cluster.feedq("db", "upgrade")
 
-        assert apply(cluster, source, NEW, *LATER).count("--adopt goes on from its cursor") == len(LATER)
+        assert apply(cluster, source, NEW, *LATER).count("--adopt continues from its cursor") == len(LATER)
         for name in LATER:
             wait_refused(cluster, name, lost)
         stood = landed(sink_url)

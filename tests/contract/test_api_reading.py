@@ -128,12 +128,12 @@ def test_a_filter_finds_those_to_which_all_of_it_applies(
         ("/feeds?tennant=acme", 400, "unknown argument 'tennant'; did you mean tenant?"),
         ("/feeds?statuses=well", 400, r"select.statuses\[0\]: invalid enum value .well."),
         ("/feeds?limit=0", 400, "limit: expected `int` >= 1"),
-        ("/feeds?cursor=" + "W1tb" * 400, 400, "cursor: is not of this list; .*"),
-        ("/schedules/s/next?declared=" + "[" * 1_400, 400, "declared: is no JSON: nested too deeply"),
+        ("/feeds?cursor=" + "W1tb" * 400, 400, "cursor: does not belong to this list; .*"),
+        ("/schedules/s/next?declared=" + "[" * 1_400, 400, "declared: is not JSON: nested too deeply"),
         ("/feeds?labels=x", 400, "labels: 'x' must be written as key=value"),
         ("/events?since=1288-11-16T05:55:30%2B19:18", 400, "since: must lie in the years 1970 to 2999"),
         ("/connectors/none", 400, "unknown connector 'none'.*"),
-        ("/nothing", 404, "nothing is at this address; openapi.json lists what there is"),
+        ("/nothing", 404, "there is nothing at this address; openapi.json lists what there is"),
     ],
 )
 def test_an_error_is_a_problem_in_the_words_of_the_command(

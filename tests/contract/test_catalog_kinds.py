@@ -118,8 +118,8 @@ def test_all_pages_are_read_with_the_headers_that_are_set_up(endpoint: Endpoint)
         ({"status": 404}, "has nothing there; check url"),
         ({"status": 401}, "refuses our credentials; check headers"),
         ({"status": 503}, "503"),
-        ({"status": 204}, "without a whole content"),
-        ({"is_delimited": False}, "without a whole content"),
+        ({"status": 204}, "without a complete body"),
+        ({"is_delimited": False}, "without a complete body"),
         ({"pages": {"/feeds": b"\xff\xfe"}}, "is not UTF-8 text"),
         ({"extra": {"Content-Encoding": "br"}}, "content encoding"),
     ],
@@ -192,10 +192,10 @@ def test_one_column_is_the_whole_feed(database: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("SELECT code AS name, url AS source FROM stations", "source: is no JSON"),
+        ("SELECT code AS name, url AS source FROM stations", "source: is not JSON"),
         ("SELECT x'00' AS name, 1 AS weight", "name: is of the type bytes"),
-        ("SELECT '{\"name\": ' AS feed", "the document: is no JSON"),
-        ('SELECT 1 AS "source.url.x", 2 AS "source.url.x.y"', "source.url.x.y: x is given as well"),
+        ("SELECT '{\"name\": ' AS feed", "the document: is not JSON"),
+        ('SELECT 1 AS "source.url.x", 2 AS "source.url.x.y"', "source.url.x.y: x is also given"),
     ],
 )
 def test_a_row_that_is_no_feed_is_a_problem(database: Path, query: str, said: str) -> None:
@@ -217,7 +217,7 @@ def test_nothing_that_a_query_writes_stays(database: Path) -> None:
 def test_a_query_without_an_end_is_given_up(database: Path) -> None:
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
     endless = f"{numbers} SELECT 'f' || i AS name, 1 AS weight FROM n"
-    with pytest.raises(CatalogUnavailable, match=r"not read whole within|more than 100000 entries"):
+    with pytest.raises(CatalogUnavailable, match=r"not read completely within|more than 100000 entries"):
         asked(database, endless, timeout_s=0.2).read(Settings())
 
 

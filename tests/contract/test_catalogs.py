@@ -149,7 +149,7 @@ def test_a_catalog_that_lost_most_of_its_feeds_is_refused_with_the_words_to_forc
     refused = shell.run("sync")
     assert refused.exit_code == 1
     assert "180 of the 200 feeds" in refused.stderr
-    assert "nothing was changed. If they are to go: `feedq sync crm --remove-up-to 180`" in refused.stderr
+    assert "so nothing was changed. To remove them: `feedq sync crm --remove-up-to 180`" in refused.stderr
     assert len(names(stored)) == 200
     assert "1 added, 0 changed, 180 removed" in shell.ok("sync", "crm", "--remove-up-to", "180")
     catalog(*many[:12], feed("new"))
@@ -185,7 +185,7 @@ def test_one_wrong_entry_costs_one_feed(shell: Shell, catalog: Write, stored: Po
     # An entry without a name may be that of any feed.
     catalog(feed("a", weight=3), {"connector": "tcp"})
     done = shell.run("sync")
-    assert "1 feeds are in 'crm' no more; they stay while an entry has no name" in done.stderr
+    assert "1 feeds are no longer in 'crm'; they stay while an entry has no name" in done.stderr
     assert names(stored) == ["a", "b"]
     assert stored.feeds.get("a").spec.weight == 3.0
 
@@ -221,7 +221,7 @@ def test_a_directory_that_is_away_changes_nothing(
     shell.ok("sync")
     shell.environment["FEEDQ_CATALOGS__CRM__PATH"] = str(tmp_path / "gone")
     done = shell.run("sync")
-    assert (done.exit_code, "is no directory" in done.stderr) == (1, True)
+    assert (done.exit_code, "is not a directory" in done.stderr) == (1, True)
     assert names(stored) == ["a"]
 
 

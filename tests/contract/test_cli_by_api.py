@@ -320,16 +320,16 @@ def test_without_a_token_it_is_said_how_to_give_one(sides: Sides) -> None:
 
 
 WRONG = (
-    ("http://127.0.0.1:1", 1, "see that `feedq api` runs there"),
+    ("http://127.0.0.1:1", 1, "check that `feedq api` runs there"),
     ("http://feedq.example", 2, "would send the token in clear"),
-    ("https://ada:secret@feedq.example", 2, "holds a login"),
+    ("https://ada:secret@feedq.example", 2, "contains a login"),
     ("feedq.example", 2, "write it as https://HOST:PORT"),
     ("https://feedq.example:port", 2, "--server"),
 )
 
 
 def test_an_address_that_is_wrong_or_of_something_else_is_told(sides: Sides) -> None:
-    elsewhere = (f"{sides.url}/elsewhere", 1, "use the release of the server")
+    elsewhere = (f"{sides.url}/elsewhere", 1, "use the release that the server has")
     for server, status, said in (*WRONG, elsewhere):
         done = sides.at_server.run("--server", server, "feed", "list")
         assert (done.exit_code, done.stdout) == (status, ""), server
@@ -343,5 +343,5 @@ def test_what_no_server_does_is_told_and_never_done_at_a_database_instead(sides:
     for line in ("db upgrade --check", *(f"{at_server} {words}" for words in local)):
         done = sides.at_server.run(*line.split())
         assert (done.exit_code, done.stdout) == (2, ""), line
-        assert "asks no API. " in done.stderr
-        assert "Leave --server and FEEDQ_SERVER out" in done.stderr
+        assert "cannot use an API. " in done.stderr
+        assert "Run it without --server and FEEDQ_SERVER" in done.stderr

@@ -110,7 +110,7 @@ def test_what_was_edited_is_shown_asked_about_and_made(terminal: Terminal) -> No
     ("editor", "answer", "why"),
     [
         ("sed -i 's/table:/tabel:/'", "", "sink.tabel: unknown option"),
-        ("sed -i s/feeds:/[/", "", "no valid YAML"),
+        ("sed -i s/feeds:/[/", "", "invalid YAML"),
         ("sed -i 's/table: t/table: u/'", "n", "nothing was changed"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_message_that_is_refused_or_has_no_address_is_an_error() -> None:
         target.send("title", "body", good=True)
         assert receiver.take() == [("title", "body")]
         receiver.refuses = True
-        with pytest.raises(FeedqError, match="the message was not taken"):
+        with pytest.raises(FeedqError, match="did not accept the message"):
             target.send("title", "body", good=False)
     with pytest.raises(InvalidInput, match="apprise cannot read this address"):
         AlertTarget("nowhere://s3cret").send("title", "body", good=True)

@@ -94,7 +94,7 @@ def test_feeds_declared_anew_get_no_cursor_by_a_number_that_was_given_out_before
     """The control database was lost; a new feed stands before the others in the file."""
     site = Site(tables)
     said = site.apply("acme/a-new-one", "acme/big", "acme/other")
-    assert said.count("--adopt goes on from its cursor") == 2
+    assert said.count("--adopt continues from its cursor") == 2
     assert "sink 'default' has a checkpoint of feed 'acme/big' of installation" in said
     for name in ("acme/a-new-one", "acme/big", "acme/other"):
         assert isinstance(site.fence(name), Unusable)
@@ -120,7 +120,7 @@ def test_a_feed_that_was_removed_and_declared_again_begins_anew_unless_it_adopts
     asked = lost.run("feed", "remove", "acme/big")
     assert "they begin where their sources begin" in asked.output
     lost.run("feed", "remove", "acme/big", "--yes")
-    assert "--adopt goes on" in lost.apply("acme/big")
+    assert "--adopt continues" in lost.apply("acme/big")
     assert lost.fence("acme/big").cursor is None
     ran = lost.run("feed", "adopt", "acme/big", "--yes")
     assert (ran.exit_code, ran.output) == (0, "acme/big adopted\n")

@@ -87,9 +87,9 @@ def test_an_end_beyond_where_the_feed_stands_is_where_it_stands() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"key": ()}, "no key, so that what has landed already would land twice"),
+        ({"key": ()}, "no key, so records that have landed would land again"),
         ({"stands": None}, "has landed nothing yet"),
-        ({"begin": 5_000}, "nothing lies between"),
+        ({"begin": 5_000}, "there is nothing to land"),
         ({"begin": "here"}, "neither a whole number nor a time"),
         ({"source": {**TCP, "hello": ""}}, "is not asked with {cursor}"),
         ({"source": {**TCP, "cursor": None}}, "without source.cursor no record tells where it lies"),

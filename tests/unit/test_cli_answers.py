@@ -56,7 +56,7 @@ def test_a_stack_that_runs_in_this_directory_is_found_and_said(here: Path) -> No
         assert ran.exit_code == 1
         assert ran.stdout == ""
         said, error = ran.stderr.splitlines()
-        assert said == f"(the feedq up that runs in {here / '.feedq'})"
+        assert said == f"(using the feedq up in {here / '.feedq'})"
         assert "postgresql://operator:***@127.0.0.1:1/feedq" in error
 
 

@@ -30,7 +30,7 @@ def paused(command: Command) -> list[str]:
 
 def test_what_is_chosen_is_counted_and_asked_about(command: Command) -> None:
     error = command.refused("feed", "pause", "--tenant", "acme")
-    assert error == ("Error: Pause 2 feeds (acme/a, acme/b)? There is nobody to ask here; say --yes\n")
+    assert error == ("Error: Pause 2 feeds (acme/a, acme/b)? Nobody can answer here; pass --yes\n")
     assert paused(command) == []
 
 

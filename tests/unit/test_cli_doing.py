@@ -56,6 +56,6 @@ def test_an_answer_that_never_comes_is_an_error_and_no_success() -> None:
     heard: list[tuple[int, int | None]] = []
     verb = OF[act_on_feeds]
     arguments = verb.arguments(action=FeedAction.PAUSE, select={"names": ["a"]})
-    with pytest.raises(Unavailable, match="broke its answer off; look at what it has done"):
+    with pytest.raises(Unavailable, match="broke off its answer; check what it has done"):
         BrokenOff().do(verb, arguments, lambda done, total: heard.append((done, total)))
     assert heard == [(3, None)]

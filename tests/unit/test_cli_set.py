@@ -80,7 +80,7 @@ def test_dots_lead_into_mappings(assignment: str, key: str, value: Any) -> None:
         ("source.url.x=1", "source.url.x: 'url' is not a mapping"),
         ("labels.regoin=", "labels.regoin: is not set; did you mean region?"),
         ("weight=", "weight: is not set"),
-        ("source.hello={hunter2", "source.hello: no valid YAML"),
+        ("source.hello={hunter2", "source.hello: invalid YAML"),
     ],
 )
 def test_an_assignment_that_cannot_be_read_is_named_without_its_value(assignment: str, message: str) -> None:
@@ -157,8 +157,8 @@ def test_set_changes_what_is_given_and_keeps_the_rest(command: Command) -> None:
         ("weight=heavy", "weight: must be a number greater than 0"),
         ("source.url=", "source.url: Field required"),
         ("source.secrets.token=hunter2", "${env:NAME}"),
-        ("name=c", "keeps its name"),
-        ("resume={cursor: 1}", "resume: is for new feeds"),
+        ("name=c", "cannot be renamed"),
+        ("resume={cursor: 1}", "resume: only for new feeds"),
         ("selector={required: {a: x}, preferred: {a: y}}", "is not what selector.required.a says"),
     ],
 )
@@ -187,4 +187,4 @@ def test_a_timing_is_tried_in_utc_and_on_the_clock_of_its_zone(command: Command)
         "UTC                   EUROPE/BERLIN",
         "2026-10-24 00:30:00Z  Sat 2026-10-24 02:30:00 +02:00",
     ]
-    assert "no tick is left" in command.ok("schedule", "next", "at=2020-01-01")
+    assert "no ticks left" in command.ok("schedule", "next", "at=2020-01-01")

@@ -264,7 +264,7 @@ def test_nothing_is_wanted_of_a_worker_that_is_ending(store: SteppedStore) -> No
         ({"capacity": 0}, "only runs jobs"),
         ({"labels": {"region": "us"}}, "region=eu"),
         ({"target": WorkerTarget.DRAINED}, "uncordon"),
-        ({"tenant_feeds": 1}, "as many feeds of its tenant as it may"),
+        ({"tenant_feeds": 1}, "at the cap of its tenant"),
     ],
 )
 def test_a_move_to_a_worker_that_may_not_have_the_feed_is_refused(

@@ -125,7 +125,7 @@ def bench() -> Bench:
 
 def test_a_sink_without_a_key_is_told_what_comes_twice(bench: Bench) -> None:
     bench.json("set", "5000", "--yes")
-    assert "will be there twice" in bench.run("rewind", "--records", "5", "--dry-run").output
+    assert "will be duplicated" in bench.run("rewind", "--records", "5", "--dry-run").output
     bench.store.feeds.edit(bench.feed.spec.model_copy(update={"sink": {"table": "t", **KEYED}}))
     ran = bench.run("rewind", "--records", "5", "--yes")
     assert (ran.exit_code, "twice" in ran.output) == (0, False)
@@ -139,7 +139,7 @@ def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("rewind", "--yes"), "say one of --records, --to and --to-start"),
+        (("rewind", "--yes"), "give one of --records, --to and --to-start"),
         (("rewind", "--records", "5", "--yes"), "has no cursor yet"),
         (("set", "5"), "goes on after cursor 5 (before: none); its sink has no key, so records"),
         (("rewind", "--to", "yesterday", "--yes"), "--to: 'yesterday' is no time"),

@@ -134,7 +134,7 @@ feeds:
         ("feeds:\n  - name: a\n    name: b\n", "f.yaml:3: the key 'name' is given twice"),
         ("feeds:\n  - {[a]: a}\n", "f.yaml:2: a key must be a string"),
         ("feeds:\n  - !!python/object/apply:os.system [id]\n", "f.yaml:2: the tag"),
-        ("feeds:\n\t- a\n", "f.yaml:2: no valid YAML"),
+        ("feeds:\n\t- a\n", "f.yaml:2: invalid YAML"),
         ('{"feeds": [], "feeds": []}', "f.yaml: the key 'feeds' is given twice"),
         ('{"feeds": [{"name": NaN}]}', "f.yaml: NaN is not a JSON value"),
         ('{"feeds": [{}, {"name": "a"}]}', "f.yaml: feed 2: feed 'a': connector: is missing"),
@@ -157,12 +157,12 @@ def test_a_feed_declared_twice_is_refused_with_both_places() -> None:
     for name in ("one.yaml", "other.yaml"):
         reading.read(MINIMAL, origin=name)
     (problem,) = reading.problems
-    assert str(problem) == "other.yaml:2: feed 'a' was declared before, at one.yaml:2"
+    assert str(problem) == "other.yaml:2: feed 'a' is already declared at one.yaml:2"
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "- " * 5_000 + "a", "{a: " * 200_000])
 def test_deep_nesting_is_refused(text: str) -> None:
-    assert "deep" in one_problem(text) or "no valid YAML" in one_problem(text)
+    assert "deep" in one_problem(text) or "invalid YAML" in one_problem(text)
 
 
 def test_an_alias_that_contains_itself_is_refused() -> None:

@@ -220,7 +220,7 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
         ("queues: [{name: a}]\n", "f.yaml:1: queue 'a': name: 'a' has neither rate_per_s nor concurrency"),
         (
             EVERY + "  - {name: a, task: t, every: 1}\n",
-            "f.yaml:3: schedule 'a' was declared before, at f.yaml:2",
+            "f.yaml:3: schedule 'a' is already declared at f.yaml:2",
         ),
         ('{"schedules": [{"name": "a"}]}', "f.yaml: schedule 1: schedule 'a': task: is missing"),
     ],

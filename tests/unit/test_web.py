@@ -96,7 +96,7 @@ def test_an_address_without_arguments_asks_for_all_feeds_by_name() -> None:
 def test_buttons_for_all_feeds_of_a_list_need_a_filter() -> None:
     every, acme = Selection(removing=True), Selection(tenant="acme")
     assert {one.refused for one in bulk_buttons(every, "", 6)} == {
-        "This would be all feeds; choose some by a filter first."
+        "This would be all feeds; set a filter first."
     }
     assert {
         (one.refused, one.arguments["tenant"], len(one.arguments)) for one in bulk_buttons(acme, "", 6)
@@ -208,7 +208,7 @@ def test_a_bar_is_as_high_as_its_part_of_the_highest_and_a_gap_is_none() -> None
         ("feedq-bar", 0),
     ]
     assert charts[0].said == "at most 10/s in the last hour, 0/s at its end"
-    assert charts[1].said == "nothing known of the last hour"
+    assert charts[1].said == "no data for the last hour"
 
 
 NOW = NEW_YEAR
@@ -375,7 +375,7 @@ def test_only_its_own_pages_under_its_own_name_may_ask_for_a_change(method: str,
 
     assert refused(ASKED) == refused({"Host": HERE}) == refused({}) == ""
     assert refused(ASKED | {"Origin": "http://localhost:5555", "Sec-Fetch-Site": "same-origin"}) == ""
-    assert "a page of another site" in refused(ASKED | EVIL)
+    assert "pages of other sites" in refused(ASKED | EVIL)
     assert "not known as 'evil.example'" in refused({"Host": "evil.example", "Origin": "http://evil.example"})
     assert "FEEDQ_FLOWER_HOSTS" in refused({"Host": "evil.example"})
 

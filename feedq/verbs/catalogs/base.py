@@ -109,7 +109,7 @@ class FeedCatalog(StrictModel):
             if left < 0 or number > ENTRIES_MAX:
                 raise self._too_large()
             if monotonic() > until:
-                late = f"not read whole within {self.timeout_s:g} s (timeout_s)"
+                late = f"not read completely within {self.timeout_s:g} s (timeout_s)"
                 raise CatalogUnavailable(f"{self.where}: {late}")
             yield place, content
 
@@ -124,7 +124,7 @@ def open_catalog(name: str, settings: Settings) -> FeedCatalog:
         known = ", ".join(sorted(settings.catalogs)) or "none"
         variable = f"FEEDQ_CATALOGS__{name.upper()}"
         raise NotFound(
-            f"no catalog {name!r} here: set {variable}__KIND and its options (set up are: {known})"
+            f"no catalog {name!r} here: set {variable}__KIND and its options (set up here: {known})"
         )
     kind = str(given.pop("kind", ""))
     return valid_options(f"catalog {name!r}: {kind}", load_catalog(kind), given)
@@ -170,7 +170,7 @@ def _put(entry: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for key in above:
         entry = entry.setdefault(key, {})
         if not isinstance(entry, dict):
-            raise ValueError(f"{key} is given as well, and is no JSON object")
+            raise ValueError(f"{key} is also given, and is not a JSON object")
     entry[last] = {**value, **entry[last]} if isinstance(entry.get(last), dict) else value
 
 

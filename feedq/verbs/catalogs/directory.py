@@ -31,7 +31,7 @@ class DirectoryCatalog(FeedCatalog):
     def contents(self, settings: Settings) -> Iterator[tuple[str, bytes]]:
         root = Path(self.path)
         if not root.is_dir():
-            raise CatalogUnavailable(f"{root}: is no directory")
+            raise CatalogUnavailable(f"{root}: is not a directory")
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
             is_hidden = any(part.startswith(".") for part in name.parts)

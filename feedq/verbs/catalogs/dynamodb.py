@@ -71,7 +71,7 @@ class DynamoCatalog(FeedCatalog):
         until = monotonic() + self.timeout_s
         for page in client.get_paginator("scan").paginate(TableName=self.table):
             if monotonic() > until:  # of a table of which nothing is wanted, nobody else would notice
-                raise CatalogUnavailable(f"{self.where}: not read whole in time (timeout_s)")
+                raise CatalogUnavailable(f"{self.where}: not read completely in time (timeout_s)")
             for raw in page["Items"]:
                 item = {name: read(value) for name, value in raw.items()}
                 if all(item.get(name) == value for name, value in self.only.items()):

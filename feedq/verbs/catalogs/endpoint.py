@@ -51,7 +51,7 @@ class HttpCatalog(FeedCatalog):
         try:
             pages = asyncio.run(self._pages(settings))
         except TimeoutError:
-            raise TimeoutError(f"no whole answer within {self.timeout_s:g} s (timeout_s)") from None
+            raise TimeoutError(f"no complete answer within {self.timeout_s:g} s (timeout_s)") from None
         except (SourceUnavailable, FeedMisconfigured) as error:
             # It speaks of options of a feed, which have the same names here.
             raise CatalogUnavailable(str(error).replace("source.", "")) from error
@@ -85,7 +85,7 @@ class HttpCatalog(FeedCatalog):
                 async with client.ask(None, accept="application/json, */*;q=0.9", page=page) as answer:
                     if answer.status in NO_CONTENT or not answer.is_delimited:
                         raise CatalogUnavailable(
-                            f"{answer.where}: answered {answer.status} without a whole content"
+                            f"{answer.where}: answered {answer.status} without a complete body"
                         )
                     pages.append(await answer.read(left))
                     left -= len(pages[-1])

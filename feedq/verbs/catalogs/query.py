@@ -80,7 +80,7 @@ def _json(column: str, value: Any) -> Any:
     try:
         return read_json(value) if isinstance(value, str | bytes) else value
     except ValueError:
-        raise ValueError(f"{column}: is no JSON") from None
+        raise ValueError(f"{column}: is not JSON") from None
 
 
 def _connect_args(backend: str, timeout_s: float) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def check_removals(
         return
     many = f"{removals:,} of the {owned:,} feeds" if removals < owned else f"any of the {owned:,} feeds"
     raise SyncRefused(
-        f"catalog {name!r} does not have {many} any more that were made from it, and one sync removes at most "
-        f"{share_max:.0%} of them; nothing was changed. If they are to go: "
+        f"catalog {name!r} no longer has {many} that were made from it, and one sync removes at most "
+        f"{share_max:.0%} of them, so nothing was changed. To remove them: "
         f"`{command('sync', name, '--remove-up-to', str(removals))}`"
     )

@@ -18,7 +18,7 @@ from feedq.verbs.wording import counted
 
 TRIED_AT_ONCE: Final = 10
 """Each message has a process of its own for as long as it is on its way."""
-ADVICE: Final = "mend its address in FEEDQ_ALERT_URLS or FEEDQ_TENANT_ALERT_URLS, or the server behind it"
+ADVICE: Final = "fix its address in FEEDQ_ALERT_URLS or FEEDQ_TENANT_ALERT_URLS, or the server behind it"
 
 
 def diagnose(store: PostgresStore, settings: Settings) -> Iterator[Check]:
@@ -58,7 +58,7 @@ def send_tests(settings: Settings) -> Iterator[Check]:
             yield from threads.map(_tried, targets)
     else:
         yield fail(
-            ALERTS, "there is no target", "set FEEDQ_ALERT_URLS to addresses of apprise, spaces between"
+            ALERTS, "no target is set up", "set FEEDQ_ALERT_URLS to URLs of apprise, separated by spaces"
         )
 
 
@@ -67,4 +67,4 @@ def _tried(target: AlertTarget) -> Check:
         target.send("feedq: a test", "Alerts arrive here.", good=True)
     except FeedqError as error:
         return fail(ALERTS, str(error), ADVICE)
-    return ok(ALERTS, f"{target.shown} took a message")
+    return ok(ALERTS, f"{target.shown} accepted a message")

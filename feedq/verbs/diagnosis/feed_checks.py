@@ -158,7 +158,7 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
 
 
 def _because(view: FeedView) -> str:
-    return said(view.because or "nobody knows why")
+    return said(view.because or "reason unknown")
 
 
 def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
@@ -187,8 +187,8 @@ def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) ->
         cap = rules.cap_of(spec.tenant)
         if cap is not None:
             return (
-                f"the workers{with_labels} that have room have the {cap} feeds of tenant {spec.tenant!r} that "
-                "FEEDQ_TENANT_CAPS admits; raise the cap, or start another worker"
+                f"the workers{with_labels} with room already have {cap} feeds of tenant {spec.tenant!r}, as many "
+                "as FEEDQ_TENANT_CAPS allows; raise the cap, or start another worker"
             )
     places = sum(w.worker.capacity for w in matching)
     return (
@@ -200,7 +200,7 @@ def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) ->
 def _name_of(view: FeedView, workers: Sequence[WorkerView]) -> str:
     names = {w.worker.id: w.worker.name for w in workers}
     promised_to = view.lease.promised_to
-    return "another worker" if promised_to is None else names.get(promised_to, "a worker that is gone by now")
+    return "another worker" if promised_to is None else names.get(promised_to, "a worker that is gone")
 
 
 def _moment(at: datetime | None, now: datetime) -> str:

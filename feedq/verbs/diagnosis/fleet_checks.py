@@ -200,7 +200,7 @@ def _beat(state: FleetState) -> Check:
 
 def _reconcile(state: FleetState, interval_s: float) -> Check:
     limit_s = max(PASS_OVERDUE * interval_s, 1.0)
-    advice = "it is a task: see that a beat leads, that workers are up, and that the broker answers"
+    advice = "it is a Celery task: check that a beat leads, workers are up and the broker answers"
     if state.pass_age_s is None:
         return fail("reconcile", "no pass has ever finished; feeds are not placed", advice)
     if state.pass_age_s > limit_s:
@@ -215,8 +215,8 @@ def _loops(workers: Sequence[WorkerView]) -> Iterator[Check]:
         yield fail(
             "loops",
             f"{view.worker.name} {said}, and so have its {counted(view.leases, 'feed')}",
-            f"something on it or on its machine blocks its loop, and its log says what; pid {view.worker.pid} on "
-            f"{view.worker.host}. It ends itself after FEEDQ_STALL_S, and others take its feeds",
+            f"something on it or on its machine blocks its loop; its log says what (pid {view.worker.pid} on "
+            f"{view.worker.host}). It exits after FEEDQ_STALL_S, and other workers take its feeds",
         )
     if not still:
         slowest = max(view.worker.load.loop_lag_s for view in workers)
@@ -234,14 +234,14 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
             yield warn(
                 "sinks of workers",
                 f"{cut_off} cannot write to sink {name}, and {able} can",
-                f"look at the network between them and the sink, and at FEEDQ_SINKS__{name.upper()} there; the "
-                "feeds go to workers that can, after a few seconds",
+                f"check the network between them and the sink, and FEEDQ_SINKS__{name.upper()} there; after a few "
+                "seconds the feeds move to workers that can",
             )
         else:
             yield fail(
                 "sinks of workers",
                 f"{cut_off} cannot write to sink {name}, and no other worker is known to",
-                "see that the sink is up; what was received is kept, and its sources are held back",
+                "check that the sink is up; received records are kept, and sources are held back",
             )
     if not down and up:
         yield ok(
@@ -290,14 +290,14 @@ def job_checks(state: JobState) -> Iterator[Check]:
     else:
         yield fail(
             "schedules",
-            f"{described_schedules(state)}; no worker that serves has job slots, and nothing is run",
+            f"{described_schedules(state)}; no serving worker has job slots, so nothing runs",
             START_WORKER,
         )
     if state.overdue_s is not None and state.overdue_s > OVERDUE_S:
         yield fail(
             "ticks",
             f"a tick fell due {duration(state.overdue_s)} ago and has not been fired",
-            "workers fire them, all alike: see that one is up and reaches the control database",
+            "any worker fires them: check that one is up and reaches the control database",
         )
     if state.tripped:
         yield warn(

@@ -59,7 +59,7 @@ def check_database(url: str, *, workers: int) -> Iterator[Check]:
             # Last, because it closes the first session on purpose.
             yield _session_locks(first, second)
         except psycopg2.Error as error:
-            yield fail("database", f"a check broke off: {mask_url(driver_text(error))}", DIRECT)
+            yield fail("database", f"a check failed: {mask_url(driver_text(error))}", DIRECT)
 
 
 def _one(connection: Any, sql: str, parameters: tuple[Any, ...] = ()) -> tuple[Any, ...]:
@@ -208,7 +208,7 @@ def _messages(url: str) -> Check:
             return fail(
                 "messages",
                 f"a JSON message did not come back: {mask_url(driver_text(error))}",
-                "see that the broker's user may declare, write and read queues",
+                "check that the broker's user may declare, write and read queues",
             )
     return ok("messages", "a JSON message came back")
 
@@ -239,8 +239,8 @@ def _redis(url: str) -> Check:
         return not_checked(
             EVICTION,
             f"the broker's settings cannot be read: {mask_url(driver_text(error))}",
-            "permit CONFIG GET to the user of FEEDQ_BROKER_URL, or see where it is set up that maxmemory-policy "
-            "is noeviction",
+            "let the user of FEEDQ_BROKER_URL run CONFIG GET, or check in the broker's configuration that "
+            "maxmemory-policy is noeviction",
         )
     return _eviction(config)
 

@@ -47,7 +47,7 @@ def check_sinks(
         yield ok(title, f"{counted(use.feeds, 'feed')}, {mask_url(url)}")
         if wrong:
             detail = f"feeds cannot write {counted(len(wrong), 'table')}: " + "; ".join(wrong[:NAMED_MAX])
-            yield warn(f"tables on {name}", detail, "`feedq feed test NAME` says the same of one feed")
+            yield warn(f"tables on {name}", detail, "`feedq feed test NAME` checks a single feed")
         unknown = [one for one in known if str(one.feed_uuid) not in feeds] if feeds else []
         yield from _owners(name, unknown, installation, settings.environment)
     for name, use in sorted(used.items()):
@@ -65,7 +65,7 @@ def _unusable(title: str, url: str, error: FeedqError, settings: Settings) -> Ch
     if remedy(driver_text(error), setting=setting) is not None:
         return unreachable(title, url, error, setting=setting)
     # The sink says itself which right is missing.
-    return fail(title, mask_url(str(error)), f"mend what it says, or correct {setting}")
+    return fail(title, mask_url(str(error)), f"fix that, or correct {setting}")
 
 
 def _owners(
@@ -81,19 +81,19 @@ def _owners(
             f"others on {name}",
             f"{_counted_owners(lively)} writes here too, under the environment {environment!r}: "
             f"{counted(len(lively), 'feed')}, such as {owner_of(lively[-1])}",
-            "set FEEDQ_ENVIRONMENT to a name of its own for each installation, before their feeds share a name",
+            "set FEEDQ_ENVIRONMENT to another name for each installation, before two of their feeds share a name",
         )
     if left := [one for one in strangers if one not in lively]:
         yield warn(
             f"strangers on {name}",
             f"{counted(len(left), 'checkpoint')} of {_counted_owners(left)}: {some(left, lambda one: one.feed)}",
-            "take them with `feedq feed adopt` if the control database was lost; else delete the rows",
+            "adopt them with `feedq feed adopt` if the control database was lost; otherwise delete the rows",
         )
     if orphans:
         named = some(orphans, lambda one: one.feed)
         yield ok(
             f"orphans on {name}",
-            f"{counted(len(orphans), 'checkpoint')} of feeds that are not declared any more: {named}",
+            f"{counted(len(orphans), 'checkpoint')} of feeds that are no longer declared: {named}",
         )
 
 
