@@ -23,14 +23,14 @@ import asyncio
 import inspect
 import socket
 import threading
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
 from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
-from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
+from feedq.connectors.wire.dialing import dial_host
 from feedq.core.model import JSON
 from feedq.errors import FeedqError, SourceUnavailable
 from feedq.records.batch import Batch
@@ -74,13 +74,8 @@ def dialed(host: str, port: int, *, context: Context, timeout_s: float) -> Itera
         SourceUnavailable: none answers within ``timeout_s``, or the name does not resolve.
     """
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    async def dial() -> Dialed:
-        async with bounded(where, timeout_s) as give_up_at:
-            return await dial_host(host, port, where=where, context=context, give_up_at=give_up_at)
-
     # Dialing takes a loop, if only for a moment, and that of the worker is another thread's.
-    connected = asyncio.run(dial())
+    connected = asyncio.run(dial_host(host, port, where=where, context=context, timeout_s=timeout_s))
     try:
         connected.sock.setblocking(True)
         yield connected.sock
@@ -141,8 +136,6 @@ class _Worker:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._feed = context.feed
-        self._on_connected = context.on_connected
-        self._on_waiting, self._on_notice = context.on_waiting, context.on_notice
         self._stopping = threading.Event()
         self._guard = _ThreadGuard(context.guard)
         self._kind = kind
@@ -152,9 +145,9 @@ class _Worker:
             context,
             guard=self._guard,
             stopping=self._stopping,
-            on_connected=lambda: self._tell(self._connected),
-            on_waiting=lambda why: self._tell(partial(self._waits, why)),
-            on_notice=lambda key, said: self._tell(partial(self._on_notice, key, said)),
+            on_connected=self._on_loop(context.on_connected),
+            on_waiting=self._on_loop(context.on_waiting),
+            on_notice=self._on_loop(context.on_notice),
         )
         self._handed: Batch | _Ended | None = None
         self._taken = threading.Condition()
@@ -200,13 +193,14 @@ class _Worker:
                     LogEvent.THREAD_LEFT_BEHIND, feed=self._feed, thread=self._thread.name, waited_s=STOP_S
                 )
 
-    def _connected(self) -> None:
-        if not self._stopping.is_set():
-            self._on_connected()
+    def _on_loop(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """A callback of the context, to be called on the thread; nobody hears it any more once the feed stops."""
 
-    def _waits(self, why: str) -> None:
-        if not self._stopping.is_set():
-            self._on_waiting(why)
+        def heard(*said: Any) -> None:
+            if not self._stopping.is_set():
+                callback(*said)
+
+        return lambda *said: self._tell(partial(heard, *said))
 
     # -- on the thread ---------------------------------------------------------------------------------
 

@@ -186,58 +186,58 @@ class FollowedFile:
 
 def find(path: str, position: FileCursor, options: FileOptions) -> FollowedFile | None:
     """The file of a position, by whatever name beside ``path``; else a copy of it; None if all are gone."""
-    for _ in range(SCANS_MAX):
-        before = _possible_successors(path, position.inode)
+    for files in _looks(path, position.inode):
         # A copy is second best, and among those one is as good as another.
-        for name in sorted(before, key=lambda name: before[name].st_ino != position.inode):
-            file = _open(name, options, is_wanted=before[name].st_ino == position.inode)
+        for name in sorted(files, key=lambda name: files[name].st_ino != position.inode):
+            file = _open(name, options, is_wanted=files[name].st_ino == position.inode)
             if file is not None and file.holds(position):
                 file.go_to(position.offset)
                 return file
             if file is not None:
                 file.close()
-        # Names change hands while files are rotated: what was looked at must have been all there is.
-        if _inodes(before) == _inodes(_possible_successors(path, position.inode)):
-            return None
     return None
 
 
 def open_next(path: str, file: FollowedFile, options: FileOptions) -> FollowedFile | None:
     """The file to read when ``file`` is over, at its beginning; None if there is none yet."""
     for _ in range(SCANS_MAX):
-        rotated = rotated_after(path, file)
-        name, inode = rotated or (path, inode_at(path))
-        if inode is None or inode == file.inode:
+        following = _following(path, file)
+        if following is None:
             return None
+        name, inode = following
         opened = _open(name, options, is_wanted=True)
         if opened is not None:
             # Between the look and the opening, the name may have gone to a file that is not the next one.
-            if opened.inode == inode and (
-                rotated or (rotated_after(path, file) or (path, inode))[1] == inode
-            ):
+            if opened.inode == inode and (_following(path, file) or following)[1] == inode:
                 return opened
             opened.close()
     return None
 
 
+def _following(path: str, file: FollowedFile) -> tuple[str, int] | None:
+    """Name and inode of the file to read when ``file`` is over; None if there is none yet."""
+    rotated = rotated_after(path, file)
+    if rotated is not None:
+        return rotated
+    inode = inode_at(path)
+    return None if inode in (None, file.inode) else (path, inode)
+
+
 def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
-    """Name and inode of the rotated file to read when ``file`` is over, if it is not yet the one at ``path``."""
-    before = _possible_successors(path, file.inode)
-    for _ in range(SCANS_MAX):
+    """The same, if it is not yet the one at ``path``: that is rotated, too."""
+    found: tuple[str, int] | None = None
+    for files in _looks(path, file.inode):
         at_path, after_ns = inode_at(path), file.modified_ns
         later = [
             (status.st_mtime_ns, name, status.st_ino)
-            for name, status in before.items()
+            for name, status in files.items()
             if _ROTATED.fullmatch(os.path.basename(name).removeprefix(os.path.basename(path)))
             and status.st_ino not in (at_path, file.inode)
             and status.st_mtime_ns > after_ns
             and not file.is_copied_to(name)
         ]
-        again = _possible_successors(path, file.inode)
-        if _inodes(before) == _inodes(again):
-            return min(later)[1:] if later else None
-        before = again
-    return None
+        found = min(later)[1:] if later else None
+    return found
 
 
 def _open(path: str, options: FileOptions, *, is_wanted: bool) -> FollowedFile | None:
@@ -256,8 +256,17 @@ def _open(path: str, options: FileOptions, *, is_wanted: bool) -> FollowedFile |
         return None
 
 
-def _inodes(files: Mapping[str, os.stat_result]) -> dict[str, int]:
-    return {name: status.st_ino for name, status in files.items()}
+def _looks(path: str, inode: int) -> Iterator[Mapping[str, os.stat_result]]:
+    """Yields the `_possible_successors`, again and again until two looks agree: names change hands while files are
+    rotated, and what is decided must have been decided of all there is."""
+    before: dict[str, int] = {}
+    for _ in range(SCANS_MAX):
+        files = _possible_successors(path, inode)
+        inodes = {name: status.st_ino for name, status in files.items()}
+        if inodes == before:
+            return
+        yield files
+        before = inodes
 
 
 def _possible_successors(path: str, inode: int) -> dict[str, os.stat_result]:

@@ -17,7 +17,7 @@ import pytest
 from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
+from feedq.connectors.wire.dialing import Dialed, GuardedSocket, dial_host
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.records.batch import Batch, Records
@@ -106,9 +106,7 @@ class SoundConnector:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
             return Dialed(sock, GuardedSocket(sock, RecordingGuard()))
-        async with bounded(where, 10.0) as give_up_at:
-            return await dial_host(host, int(port), where=where, context=context, give_up_at=give_up_at)
-        raise AssertionError("unreachable")
+        return await dial_host(host, int(port), where=where, context=context, timeout_s=10.0)
 
     async def _read(self, reader: asyncio.StreamReader, pending: asyncio.Queue[bytes]) -> bytes:
         try:

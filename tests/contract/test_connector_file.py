@@ -315,6 +315,55 @@ async def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(tmp_p
     assert driver.records == numbered(*range(1_000))
 
 
+def at_call(monkeypatch: pytest.MonkeyPatch, number: int, change: Callable[[], None]) -> None:
+    """Changes something right after a certain look at the file system has been answered, before it is used."""
+    left = count(number, -1)
+    real = {name: getattr(os, name) for name in ("scandir", "stat", "fstat", "pread")}
+
+    def looking(name: str) -> Callable[..., Any]:
+        def look(*given: Any, **named: Any) -> Any:
+            answer = real[name](*given, **named)
+            if next(left) == 0:
+                change()
+            return answer
+
+        return look
+
+    for name in real:
+        monkeypatch.setattr(os, name, looking(name))
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_the_next_file_is_found_whenever_files_are_rotated_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(*range(1, 40)))
+    followed = file.FollowedFile(str(path), driver_of(path).options)  # type: ignore[arg-type]
+    followed.read()
+    position = followed.position
+    rotate(path)
+    append(path, *numbered(40))
+    following = file.inode_at(str(path))
+
+    def change() -> None:
+        monkeypatch.undo()
+        rotate(path)
+        append(path, *numbered(41))
+
+    at_call(monkeypatch, number, change)
+    found = file.open_next(str(path), followed, followed._options)
+    monkeypatch.undo()
+    assert found is not None
+    assert found.inode == following
+    at_call(monkeypatch, number, change)
+    again = file.find(str(path), position, followed._options)
+    assert again is not None
+    assert again.inode == followed.inode
+    for one in (followed, found, again):
+        one.close()
+
+
 # -- several attempts ----------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import Context
-from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
+from feedq.connectors.wire.dialing import Dialed, dial_host
 from feedq.core.clock import SystemClock
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
@@ -70,10 +70,8 @@ class Dialer:
         )
 
     async def dial(self, host: str, port: int) -> Dialed:
-        async with bounded(f"tcp://{host}:{port}", self._timeout_s) as give_up_at:
-            where = f"tcp://{host}:{port}"
-            return await dial_host(host, port, where=where, context=self._context, give_up_at=give_up_at)
-        raise AssertionError("a dial that neither connected nor failed")
+        where = f"tcp://{host}:{port}"
+        return await dial_host(host, port, where=where, context=self._context, timeout_s=self._timeout_s)
 
     async def peer(self, host: str, port: int) -> str:
         """The address that it was connected to."""

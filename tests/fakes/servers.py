@@ -6,7 +6,7 @@ by the epoch. The broker loses, repeats and delays messages when told to, or han
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import floor
@@ -189,6 +189,3 @@ class FakeBroker:
 
     def take(self, queue: str) -> list[FeedKey]:
         return [] if self.hangs else list(self._queues.pop(queue, ()))
-
-    def backlog(self) -> Counter[str]:
-        return Counter({queue: len(waiting) for queue, waiting in self._queues.items()})

@@ -90,7 +90,6 @@ class Answer:
         """The host that answered, perhaps behind redirects."""
         self.url = response.request.url
         """What answered, for addresses relative to it; not for a message."""
-        self._response = response
         self._link = link
         self._gunzip = self._unpacking()
 

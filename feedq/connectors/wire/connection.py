@@ -334,7 +334,7 @@ async def open_connection(
         FeedMisconfigured: a TLS file is missing or wrong, or the address is not permitted.
     """
     endpoint = to or options.location
-    async with bounded(endpoint, options.connect_timeout_s) as give_up_at:
+    async with bounded(endpoint, options.connect_timeout_s):
         has_tls = endpoint.tls and not tls_later
         tls = await _tls_arguments(options, endpoint, is_home=is_home) if has_tls else {}
         dialed = await dial_host(
@@ -342,7 +342,7 @@ async def open_connection(
             endpoint.port,
             where=endpoint,
             context=context,
-            give_up_at=give_up_at,
+            timeout_s=options.connect_timeout_s,
         )
         connection = Connection(
             options,

@@ -100,14 +100,18 @@ async def bounded(where: object, timeout_s: float) -> AsyncIterator[float]:
         raise explain(error, where) from error
 
 
-async def dial_host(host: str, port: int, *, where: object, context: Context, give_up_at: float) -> Dialed:
+async def dial_host(host: str, port: int, *, where: object, context: Context, timeout_s: float) -> Dialed:
     """Try each address that is permitted; all but the last get an equal share of the time that is left.
 
     Raises:
         FeedMisconfigured: no address of the host is permitted.
-        SourceUnavailable: none answers.
-        OSError: the name does not resolve; `bounded` explains it.
+        SourceUnavailable: none answers in time, or the name does not resolve.
     """
+    async with bounded(where, timeout_s) as give_up_at:
+        return await _dial_within(host, port, where=where, context=context, give_up_at=give_up_at)
+
+
+async def _dial_within(host: str, port: int, *, where: object, context: Context, give_up_at: float) -> Dialed:
     addresses = permitted(await resolve(host, port), host=host, where=where, permissions=context.permissions)
     reasons: dict[str, OSError] = {}
     loop = asyncio.get_running_loop()
