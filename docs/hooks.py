@@ -17,8 +17,14 @@ from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).parent
 FOLDERS = {"How to": "howto", "Reference": "reference", "Explanation": "explanation", "Decisions": "adr"}
-BOOSTS = {"reference": 2, "adr": 0.3}
-"""Whoever searches for a name usually wants its reference; the decisions come last."""
+BOOSTS = {
+    "howto/troubleshoot.md": 5,
+    "reference/settings.md": 3,
+    "howto/recover.md": 2,
+    "reference/control-tables.md": 0.5,
+    "adr": 0.2,
+}
+"""Search, by page or folder: whoever describes a symptom wants its remedy first, and the decisions last."""
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s]+)")
 
 
@@ -39,7 +45,7 @@ def _pages(folder: str) -> list[str]:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
     here = posixpath.dirname(page.file.src_uri)
-    page.meta["search"] = {"boost": BOOSTS.get(here, 1)}
+    page.meta["search"] = {"boost": BOOSTS.get(page.file.src_uri, BOOSTS.get(here, 1))}
 
     def link(found: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join("docs", here, found[1]))

@@ -107,8 +107,8 @@ class Settings(BaseModel):
     host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = {"*": 200.0}
     """Connections that all workers together open per second to one remote host:
     `{"feeds.example.com": 20}`; `*` stands for all other hosts, 0 is no limit."""
-    event_retention_days: Annotated[int, Field(ge=0, le=3650)] = 14
-    """Days for which history is kept."""
+    backoff_max_s: Seconds = 30.0
+    """Longest delay before reconnecting; the first is 0.2 s."""
 
     job_slots: Annotated[int, Field(ge=1, le=256)] = 4
     """Scheduled jobs that each worker runs at a time, and threads for ordinary tasks. With `-Q jobs`, `-c`
@@ -179,9 +179,8 @@ class Settings(BaseModel):
     """Modules with your own tasks, imported by each worker."""
     run_retention_days: Annotated[int, Field(ge=0, le=3650)] = 30
     """Days for which ended runs are kept."""
-
-    backoff_max_s: Seconds = 30.0
-    """Longest delay before reconnecting; the first is 0.2 s."""
+    event_retention_days: Annotated[int, Field(ge=0, le=3650)] = 14
+    """Days for which history is kept."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe log event that is written."""

@@ -51,12 +51,10 @@ SECTIONS = {
     "database_url": "Connections",
     "heartbeat_s": "Ownership and the control plane",
     "placement": "Placement, moves and ramp-up",
-    "event_retention_days": "History",
     "job_slots": "The worker",
     "flush_interval_s": "Writing to the sink",
     "tenant_limits": "What feeds may do",
-    "imports": "Schedules",
-    "backoff_max_s": "Reconnecting",
+    "imports": "Schedules and history",
     "log_level": "Log",
 }
 """The setting that each section of the table begins with."""
