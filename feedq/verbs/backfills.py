@@ -67,7 +67,7 @@ ENDED: Final = {EventKind.BACKFILL_FINISHED: "finished", EventKind.BACKFILL_CANC
 
 @verb("GET /backfills")
 def list_backfills(at: At, *, tenant: NameArgument | None = None) -> Page[BackfillDocument]:
-    """Backfills that are under way, by name of the feed."""
+    """List running backfills by the names of their feeds."""
     if (seen := at.seen(Selection(tenant=tenant))) is None:
         return Page([])
     return Page(list(map(_document, at.store.backfills.running(tenant=seen.tenant))))
@@ -75,7 +75,7 @@ def list_backfills(at: At, *, tenant: NameArgument | None = None) -> Page[Backfi
 
 @verb("GET /feeds/{name}/backfill")
 def show_backfill(at: At, *, name: NameArgument) -> BackfillDocument:
-    """The backfill of a feed, or how its last one ended."""
+    """Show the backfill of a feed, or how its last one ended."""
     feed = at.feed(name)
     if (view := at.store.backfills.of(feed)) is not None:
         return _document(view)
@@ -99,10 +99,10 @@ def begin_backfill(
     expected: Expected = None,
     dry_run: bool = False,
 ) -> BackfillDocument:
-    """Land what a feed's source had between two cursors again, beside what the feed lands.
+    """Land again what a feed's source had between two cursors, beside the live stream.
 
-    ``begin`` is the cursor after which it begins and ``end`` the last one, where the feed stands unless given; or
-    times, where the connector's cursors tell them. Asked again with the same ``key``, nothing is begun again.
+    It begins after the cursor ``begin`` and stops after ``end``, by default where the feed stands. Both may be
+    times, if the connector's cursors contain them. A second call with the same ``key`` begins nothing.
     """
     feed = at.own_feed(name, expected)
     with sink_of(at, feed) as sink:

@@ -77,7 +77,7 @@ class Adopted:
 
 @verb("GET /feeds/{name}/cursor")
 def show_cursor(at: At, *, name: NameArgument) -> CursorDocument:
-    """Where a feed stands."""
+    """Show where a feed stands in its source."""
     feed = at.feed(name)
     with sink_of(at, feed) as sink:
         found = checkpoint_of(sink, feed)
@@ -98,10 +98,10 @@ def change_cursor(
     expected: Expected = None,
     dry_run: bool = False,
 ) -> CursorChange:
-    """Have a feed go on from elsewhere in its source.
+    """Make a feed continue from another place in its source.
 
-    ``set`` goes on after ``cursor``, ``reset`` begins where the feed began at first, ``rewind`` goes back by so
-    many ``records`` or ``to`` a time. The feed may be running; it starts anew from there.
+    ``set`` continues after ``cursor``, ``reset`` starts over where the feed first began, and ``rewind`` goes back
+    by a number of ``records`` or ``to`` a time. The feed may be running; it restarts from there.
     """
     feed = at.own_feed(name, expected)
     try:
@@ -191,9 +191,10 @@ def adopt_checkpoint(
     expected: Expected = None,
     dry_run: bool = False,
 ) -> Adopted:
-    """Have a feed go on from the checkpoint that another feed of its name left in the sink.
+    """Make a feed continue from the checkpoint that another feed of the same name left in the sink.
 
-    ``number`` says which, if there are several; ``force`` adopts even if the feed has landed records of its own.
+    ``number`` says which one, if there are several; ``force`` adopts it even if the feed has landed records of its
+    own.
     """
     feed = at.own_feed(name, expected)
     with sink_of(at, feed) as sink:

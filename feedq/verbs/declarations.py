@@ -129,13 +129,12 @@ def declare(
     expected: Expected = None,
     dry_run: bool = False,
 ) -> Declared:
-    """Make feeds, schedules and queues as they are declared.
+    """Make feeds, schedules and queues match their declarations.
 
-    What does not exist is added, what differs is changed, and the rest is left alone. All declarations are
-    checked first; if one is wrong, nothing is changed. ``prune`` also removes what is not
-    declared, of each kind that is given, or only feeds of one ``tenant``. With ``adopt``, new feeds go on from the
-    checkpoints that feeds of their names have left in their sinks. ``expected`` is for a single feed or schedule
-    that is there.
+    What does not exist is added, what differs is changed, and the rest is left alone. All declarations are checked
+    first; if one is wrong, nothing is changed. ``prune`` also removes what is not declared, of each kind that is
+    given, or only the feeds of one ``tenant``. With ``adopt``, new feeds continue from checkpoints that feeds of
+    the same names left in their sinks. ``expected`` is the ETag of a single existing feed or schedule.
     """
     if tenant is not None:
         at.caller.require_tenant(tenant, f"a feed of tenant {tenant!r}")
@@ -407,9 +406,10 @@ def list_declared_feeds(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[FeedDeclaration]:
-    """Feeds as manifests have them, by name.
+    """List feeds as they stand in manifests, by name.
 
-    ``with_cursors`` adds where each stands in its sink: declared as new, it goes on from there.
+    ``with_cursors`` adds where each feed stands in its sink, so that it continues there when it is declared
+    elsewhere.
     """
     place = page_place(cursor, str, int) or ("", 0)
     if (seen := at.seen(select)) is None:
@@ -431,7 +431,7 @@ def _feed_declaration(feed: Feed, resume: StartCursor | None) -> FeedDeclaration
 def list_declared_schedules(
     at: At, *, names: Names = (), limit: Limit = 100, cursor: Cursor = None
 ) -> Page[ScheduleDeclaration]:
-    """Schedules as manifests have them, by name: all of them, or those of these ``names`` that there are."""
+    """List schedules as they stand in manifests, by name: all, or the existing ones of these ``names``."""
     (after,) = page_place(cursor, str) or ("",)
     found = at.store.jobs.schedules.declared(names=names or None, after=after, limit=limit + 1)
     page = page_of(found, limit, lambda schedule: (schedule.spec.name,))
@@ -446,5 +446,5 @@ def _schedule_declaration(schedule: Schedule) -> ScheduleDeclaration:
 
 @verb("GET /declarations/queues", of_fleet=True)
 def list_declared_queues(at: At) -> Page[Queue]:
-    """Limits of job queues as manifests have them, by name."""
+    """List the limits of job queues as they stand in manifests, by name."""
     return Page(at.store.jobs.queues.all())

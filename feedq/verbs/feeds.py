@@ -105,10 +105,10 @@ def list_feeds(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[FeedView]:
-    """Feeds by name, or in another order, or in the ``reverse`` of it.
+    """List feeds by name or in another order; ``reverse`` turns the order around.
 
-    ``text`` is looked for wherever a feed shows some. In an order that changes while somebody turns the pages, a
-    feed may be on two of them or on none.
+    ``text`` is searched in everything that a feed shows. In an order that changes meanwhile, a feed may appear on
+    two pages or on none.
     """
     if (seen := at.seen(select)) is None:
         return Page([])
@@ -127,14 +127,14 @@ def list_feeds(
 
 @verb("GET /counts")
 def count_feeds(at: At, *, select: Selection = ALL, text: Text = "") -> FeedCounts:
-    """How many feeds there are of each status, and of each reason to wait."""
+    """Count feeds by status and by the reason why they wait."""
     seen = at.seen(select)
     return FeedCounts([] if seen is None else at.store.listing.tallies(seen, text_=text))
 
 
 @verb("GET /feeds/{name}")
 def show_feed(at: At, *, name: NameArgument) -> FeedDocument:
-    """Everything about one feed."""
+    """Show everything about one feed."""
     view = at.store.feeds.view(at.feed(name).name)
     workers = at.store.workers.views()
     why = explain(view, workers, now=at.store.now(), rules=at.settings.rules)
@@ -156,9 +156,9 @@ def act_on_feeds(
 ) -> Acted:
     """Pause, resume, restart, move or remove feeds.
 
-    ``worker`` is where they are to move; left out, placement chooses for each. A selection that names no feeds is
-    first tried with ``dry_run``; to go through with it, give the ``count`` that it found, which must still hold.
-    ``expected`` is the ETag of a single feed.
+    ``worker`` is the target of a move; without it, placement chooses one for each feed. A selection without names
+    needs two calls: one with ``dry_run``, and then one with the ``count`` that the first returned. If another
+    number of feeds matches by then, nothing is done. ``expected`` is the ETag of a single feed.
     """
     chosen = at.chosen(select)
     if expected is not None:

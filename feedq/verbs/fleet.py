@@ -80,16 +80,16 @@ class Landed:
 
 @verb("GET /status", of_fleet=True)
 def show_status(at: At) -> FleetData:
-    """The fleet at a glance, and what is wrong with it."""
+    """Show the fleet at a glance, and what is wrong with it."""
     return read_tables(at.store, at.settings)[0]
 
 
 @verb("GET /problems", of_fleet=True)
 def list_problems(at: At) -> Page[Check]:
-    """Everything that the control tables tell somebody to look at, worst first.
+    """List everything in the control tables that needs attention, worst first.
 
     These are the warnings of the status and the doctor, without what the doctor tries from its own machine. Feeds
-    are grouped by what is wrong with them and by tenant.
+    are grouped by problem and tenant.
     """
     return Page(problems(read_tables(at.store, at.settings)[0].warnings))
 
@@ -114,7 +114,7 @@ def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, li
 
 @verb("GET /doctor", of_fleet=True)
 def diagnose_fleet(at: At) -> Diagnosis:
-    """What is wrong and how to mend it, as seen from the machine of the API and with its settings."""
+    """Run all checks on the machine of the API, with its settings, and say what to fix."""
     from feedq.verbs.diagnosis.doctor import diagnose
 
     return _diagnosis(_told(at, diagnose(at.store, at.settings)))
@@ -122,7 +122,7 @@ def diagnose_fleet(at: At) -> Diagnosis:
 
 @verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)
 def try_alerts(at: At) -> Diagnosis:
-    """Send a message to each target of alerts that is set up where the verb is done."""
+    """Send a test message to each alert target that is set up on this machine."""
     from feedq.verbs.diagnosis.doctor import send_tests
 
     return _diagnosis(send_tests(at.settings))
@@ -150,7 +150,7 @@ def list_events(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[ListedEvent]:
-    """History, newest first; of one feed, or of everything."""
+    """List the history of one feed or of everything, newest first."""
     if (seen := at.seen(Selection(tenant=tenant))) is None:
         return Page([])
     which = EventFilter(kinds, None if feed is None else at.feed(feed), seen.tenant, since)
@@ -166,14 +166,14 @@ def _masked(listed: ListedEvent) -> ListedEvent:
 
 @verb("GET /feeds/{name}/history")
 def show_landed(at: At, *, name: NameArgument, span: Span = Span.HOUR) -> Landed:
-    """What a feed landed in the last hour, by minutes, or in the last day, by quarters of an hour."""
+    """Show what a feed landed in the last hour, by minutes, or in the last day, by quarters of an hour."""
     buckets = at.store.landed.of_feed(at.feed(name).id, span)
     return Landed(name, span, span.bucket_s, list(buckets))
 
 
 @verb("GET /landed")
 def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
-    """What feeds landed in each of the last 30 minutes, of at most 200 feeds; those without counts are skipped."""
+    """Show what up to 200 feeds landed in each of the last 30 minutes; feeds without counts are skipped."""
     views = at.store.listing.selected(Selection(names=names, tenant=at.caller.tenant, removing=True))
     found = at.store.landed.of_feeds([view.feed.id for view in views])
     return {view.feed.name: found[view.feed.id] for view in views if view.feed.id in found}
@@ -181,7 +181,7 @@ def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
 
 @verb("GET /connectors")
 def list_connectors(at: At) -> dict[str, dict[str, Any]]:
-    """JSON Schemas of the options of all connectors, by kind."""
+    """Show the JSON Schemas of the options of all connectors, by kind."""
     from feedq.verbs.json_schema import installed_connectors, options_schema
 
     return {kind: options_schema(options) for kind, options in installed_connectors().items()}
@@ -189,7 +189,7 @@ def list_connectors(at: At) -> dict[str, dict[str, Any]]:
 
 @verb("GET /connectors/{name}")
 def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
-    """The JSON Schema of a connector's options."""
+    """Show the JSON Schema of a connector's options."""
     from feedq.connectors.base import load_connector
     from feedq.verbs.json_schema import options_schema
 
@@ -198,7 +198,7 @@ def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
 
 @verb("GET /schema")
 def show_schema(at: At) -> dict[str, Any]:
-    """The JSON Schema of manifests."""
+    """Show the JSON Schema of manifests."""
     from feedq.verbs.json_schema import manifest_schema
 
     return manifest_schema()

@@ -71,7 +71,7 @@ class Dropped:
 def list_dead_letters(
     at: At, *, name: NameArgument, limit: Limit = 100, cursor: Cursor = None
 ) -> Page[DeadLetterDocument]:
-    """Dead letters of a feed, newest first."""
+    """List the dead letters of a feed, newest first."""
     (before,) = page_place(cursor, int) or (None,)
     with sink_of(at, at.feed(name)) as sink:
         found = sink.dead_letters(name, before=before, limit=limit + 1)
@@ -80,7 +80,7 @@ def list_dead_letters(
 
 @verb("GET /feeds/{name}/dead-letters/{id}")
 def show_dead_letter(at: At, *, name: NameArgument, id: LetterId) -> DeadLetterDocument:
-    """One dead letter."""
+    """Show one dead letter."""
     with sink_of(at, at.feed(name)) as sink:
         found = sink.dead_letters(name, ids=[id], limit=1)
     if not found:
@@ -98,7 +98,7 @@ def replay_dead_letters(
     expected: Expected = None,
     dry_run: bool = False,
 ) -> Replayed:
-    """Land dead letters after all, by the present declaration of the feed: those with these ids, or all.
+    """Land dead letters as the feed is declared now: those with these ids, or all.
 
     Each lands once, however often this is repeated; what is refused again stays.
     """
@@ -215,7 +215,7 @@ class DriftDocument:
 
 @verb("GET /feeds/{name}/drift")
 def show_drift(at: At, *, name: NameArgument) -> DriftDocument:
-    """Fields of a feed's records that no column takes."""
+    """Show the fields of a feed's records that have no column."""
     feed = at.feed(name)
     view = at.store.feeds.view(name)
     with sink_of(at, feed) as sink:
@@ -226,7 +226,7 @@ def show_drift(at: At, *, name: NameArgument) -> DriftDocument:
 def add_columns(
     at: At, *, name: NameArgument, expected: Expected = None, dry_run: bool = False
 ) -> DriftDocument:
-    """Add columns for the fields that no column takes. It may be repeated, and adds what is still missing."""
+    """Add columns for the fields that have none. May be repeated; it adds what is still missing."""
     feed = at.own_feed(name, expected)
     view = at.store.feeds.view(name)
     with sink_of(at, feed) as sink:
@@ -271,8 +271,8 @@ def tap_feed(
 ) -> Iterator[dict[str, Any] | None]:
     """Show records of a running feed as they land.
 
-    Each ``event`` is a ``record``, ``left_out`` (records that are not shown, as there are too many) or ``end``. It
-    shows data of customers, so it needs the role of an operator, and history says who listened.
+    Each ``event`` is a ``record``, ``left_out`` (records that are not shown because there are too many) or
+    ``end``. It shows customer data, so it needs the role of an operator, and the history says who listened.
     """
     feed = at.own_feed(name)
     return listen(at.store.taps, feed.id, seconds=seconds, limit=limit)

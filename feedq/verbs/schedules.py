@@ -162,7 +162,7 @@ def list_schedules(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[ScheduleRow]:
-    """Schedules by name, each with so many of its latest ``runs``."""
+    """List schedules by name, each with this many of its latest ``runs``."""
     schedules = at.store.jobs.schedules
     (after,) = page_place(cursor, str) or ("",)
     found = schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
@@ -173,7 +173,7 @@ def list_schedules(
 
 @verb("GET /schedules/{name}", of_fleet=True)
 def show_schedule(at: At, *, name: NameArgument) -> ScheduleDocument:
-    """Everything about one schedule."""
+    """Show everything about one schedule."""
     schedules = at.store.jobs.schedules
     view, counts, runs = schedules.view(name), schedules.counts(name), schedules.runs(name, limit=RUNS_SHOWN)
     schedule = view.schedule
@@ -229,9 +229,10 @@ def show_next_ticks(
     count: Annotated[int, Meta(ge=1, le=1_000)] = 20,
     since: LocalTime | None = None,
 ) -> ComingTicks:
-    """The next ticks of a schedule, from now or from a time on.
+    """Show the next ticks of a schedule, from now or from a given time on.
 
-    With ``declared``, those that it would have: a declaration as a manifest has it, in JSON. It need not exist.
+    With ``declared``, a declaration in JSON as in a manifest, show the ticks that it would have. That schedule
+    need not exist.
     """
     spec, schedule_id, state = _timed(at, name, declared)
     clock = ZoneInfo(zone_of(spec))
@@ -303,7 +304,7 @@ def list_runs(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Page[Run]:
-    """Runs, newest first."""
+    """List runs, newest first."""
     (before,) = page_place(cursor, int) or (None,)
     found = at.store.jobs.schedules.runs(schedule, states=states, before=before, limit=limit + 1)
     return page_of(found, limit, lambda run: (run.id,))
@@ -311,7 +312,7 @@ def list_runs(
 
 @verb("GET /runs/{id}", of_fleet=True)
 def show_run(at: At, *, id: RunId) -> Run:
-    """One run."""
+    """Show one run."""
     return at.store.jobs.schedules.run(id)
 
 
@@ -326,8 +327,8 @@ def trigger_schedule(
 ) -> Run:
     """Run a schedule's job once now, regardless of its timing.
 
-    ``args`` and ``kwargs`` stand in for those declared. Asked again with the same ``key``, it answers with the
-    run of the first time.
+    ``args`` and ``kwargs`` replace the declared ones. A second call with the same ``key`` returns the run of the
+    first.
     """
     schedules = at.store.jobs.schedules
     given = {key: value for key, value in (("args", args), ("kwargs", kwargs)) if value is not None}
@@ -339,7 +340,7 @@ def trigger_schedule(
 def backfill_schedule(
     at: At, *, name: NameArgument, begin: LocalTime, end: LocalTime, dry_run: bool = False
 ) -> PastTicks:
-    """Run a schedule for each of its ticks from ``begin`` on and before ``end`` that has no run yet."""
+    """Run a schedule for each tick from ``begin`` on and before ``end`` that has no run yet."""
     schedules = at.store.jobs.schedules
     spec = schedules.get(name).spec
     period = _time(spec, begin, "begin"), _time(spec, end, "end")
@@ -350,14 +351,14 @@ def backfill_schedule(
 
 @verb("POST /runs/{id}/cancel", role=AccessRole.OPERATOR, of_fleet=True)
 def cancel_run(at: At, *, id: RunId, dry_run: bool = False) -> Run:
-    """Cancel a run: one that waits is not started, one that runs is told to stop."""
+    """Cancel a run: a waiting one is not started, a running one is told to stop."""
     schedules = at.store.jobs.schedules
     return schedules.run(id) if dry_run else schedules.cancel_run(id)
 
 
 @verb("GET /queues", of_fleet=True)
 def list_queues(at: At) -> Page[QueueDepth]:
-    """Job queues that have limits or runs, with their runs in numbers."""
+    """List job queues that have limits or runs, with the numbers of their runs."""
     return Page(at.store.jobs.queues.listed())
 
 

@@ -33,7 +33,7 @@ class EndedToken:
 
 @verb("GET /tokens", role=AccessRole.ADMIN, of_fleet=True)
 def list_tokens(at: At) -> Page[AccessToken]:
-    """Tokens by name, without what proves them."""
+    """List tokens by name, without their secrets."""
     return Page(at.store.tokens.all())
 
 
@@ -46,7 +46,7 @@ def add_token(
     tenant: NameArgument | None = None,
     days: Annotated[float, Meta(gt=0, le=DAYS_MAX)] = 90.0,
 ) -> MadeToken:
-    """Make a token for a person or program, over everything or over one tenant."""
+    """Make a token for a person or program, for everything or for one tenant."""
     try:
         check_name(name)
     except ValueError as error:

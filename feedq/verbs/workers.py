@@ -44,20 +44,22 @@ class WorkerDocument:
 
 @verb("GET /workers", of_fleet=True)
 def list_workers(at: At, *, gone: bool = False) -> Page[WorkerView]:
-    """Workers by name; with ``gone`` also those whose sessions have ended."""
+    """List workers by name; with ``gone``, also those whose sessions have ended."""
     return Page(at.store.workers.views(gone=gone))
 
 
 @verb("GET /workers/{name}", of_fleet=True)
 def show_worker(at: At, *, name: NameArgument) -> WorkerDocument:
-    """One worker, by its name, the part of it before the ``@``, its id, or the beginning of that."""
+    """Show one worker, by its name, the part of the name before the ``@``, its id, or the first characters of the
+    id.
+    """
     view = find_worker(at.store, name)
     return WorkerDocument(view, list(map(masked_view, at.store.feeds.views(worker=view.worker.name))))
 
 
 @verb("POST /workers/{name}/act", role=AccessRole.OPERATOR, of_fleet=True)
 def act_on_worker(at: At, *, name: NameArgument, action: WorkerAction, dry_run: bool = False) -> WorkerView:
-    """Cordon or drain a worker, or let it serve again."""
+    """Cordon or drain a worker, or let it take feeds again."""
     found, target = find_worker(at.store, name), _TARGETS[action]
     if dry_run:
         return found

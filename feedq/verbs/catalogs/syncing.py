@@ -53,7 +53,7 @@ class Synced:
 
 @verb("GET /catalogs", of_fleet=True)
 def list_catalogs(at: At) -> Page[str]:
-    """Catalogs that are set up where the verb is done, by name."""
+    """List the catalogs that are set up on this machine, by name."""
     return Page(sorted(at.settings.catalogs))
 
 
@@ -66,11 +66,10 @@ def sync_catalog(
     take_over: bool = False,
     dry_run: bool = False,
 ) -> Synced:
-    """Make the feeds of a catalog as it says.
+    """Make the feeds of a catalog match it.
 
-    ``remove_up_to`` lets so many feeds be removed, however many that is of all that it has; a sync that would
-    remove unusually many is refused without it. ``take_over`` also takes feeds that others declared under names
-    that it has.
+    A sync that would remove unusually many feeds is refused, unless ``remove_up_to`` allows that many.
+    ``take_over`` also takes feeds with names in the catalog that others declared.
     """
     feeds, catalog = at.store.feeds, open_catalog(name, at.settings)
     with nullcontext() if dry_run else at.store.syncing(name):
