@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -31,13 +29,13 @@ from feedq.sinks.copytext import row_of
 from feedq.sinks.mapping import Origin
 from feedq.sinks.plan import TargetPlan
 from feedq.sinks.session import (
-    ERROR_TEXT_MAX,
     ROLES,
     ErrorScope,
     SinkSession,
     application_name,
     cause_of,
     number_after,
+    one_line,
 )
 from feedq.sinks.table_definitions import made_table
 from feedq.sinks.target_table import NAME_BYTES_MAX, Column, TableName, TableShape, Types, quoted
@@ -102,9 +100,9 @@ SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feed
 """
 # PostgreSQL's default path begins with the schema named like the user. For a user called feedq, in the control
 # database, that is where the control tables are, and no target belongs among them.
-_WHO_AM_I: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 
 
+CHECK_AT_ONCE: Final = "SET CONSTRAINTS ALL IMMEDIATE"
 ACCESS_CHECKS: Final = frozenset({"aclcheck_error", "nextval_internal", "InitTempTableNamespace"})
 """Functions of the server that refuse for want of a right. Policies of rows and triggers that raise have the same
 SQLSTATE, and no GRANT would help."""
@@ -116,14 +114,6 @@ WRITABLE_KINDS: Final = ("r", "p", "f")
 TEXT: Final = ("text", "character varying")
 PAYLOAD_TYPES: Final[Types] = {"json": ("jsonb", "json"), "csv": TEXT, "text": TEXT, "bytes": ("bytea",)}
 """By record format; the first one is what a table of ours gets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A server process, told from a later one of the same number by when it started."""
-
-    pid: int
-    started_at: datetime
 
 
 def driver_url(url: str) -> str:
@@ -204,7 +194,7 @@ class PostgresSession(SinkSession):
             hide_parameters=True,
         )
 
-    def _set_up(self) -> Backend:
+    def _set_up(self) -> int:
         self.staging_tables: dict[str, None] = {}
         """Their names, in the order of their last use."""
         self._driver = self.connection.connection.dbapi_connection
@@ -214,8 +204,8 @@ class PostgresSession(SinkSession):
         self.query(_KEEP_OUT_OF_CONTROL)
         self._notice_a_dead_client()
         self._timeouts_ms = {"statement_timeout": STATEMENT_TIMEOUT_MS}
-        ((pid, started_at),) = self.query(_WHO_AM_I)
-        return Backend(pid, started_at)
+        ((pid,),) = self.query("SELECT pg_backend_pid()")
+        return int(pid)
 
     @property
     def is_broken(self) -> bool:
@@ -267,13 +257,10 @@ class PostgresSession(SinkSession):
         self.has_begun = True
         return rows
 
-    def check_at_once(self) -> None:
-        self.run("SET CONSTRAINTS ALL IMMEDIATE")
-
     def begin_for_person(self) -> None:
         super().begin_for_person()
         # What is deferred to the commit would let each record pass, and then refuse all of them.
-        self.check_at_once()
+        self.run(CHECK_AT_ONCE)
 
     def _commit(self) -> None:
         with self._driver.cursor() as cursor:
@@ -320,7 +307,7 @@ class PostgresSession(SinkSession):
             message = f"{message.rstrip('.')}: {diag.message_detail}"
         if error.pgcode:
             message = f"{message} ({error.pgcode})"
-        return " ".join(message.replace("\0", "").split())[:ERROR_TEXT_MAX]
+        return one_line(message)
 
     def row_of(self, error: Any) -> int | None:
         return number_after(", line ", error.diag.context or "")
@@ -374,7 +361,7 @@ class PostgresSession(SinkSession):
             },
         )
         if check_at_once:
-            self.check_at_once()
+            self.run(CHECK_AT_ONCE)
         return set(rows)
 
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
@@ -397,8 +384,11 @@ class PostgresSession(SinkSession):
 
     # -- sessions of others --------------------------------------------------------------------------
 
-    def end_session(self, backend: Backend) -> None:
-        self.query(statements.END_BACKEND, {"pid": backend.pid, "started_at": backend.started_at})
+    def end_session(self, number: int) -> None:
+        # By its name, too: the number may be a stranger's by now.
+        self.query(
+            statements.END_SESSION, {"pid": number, "name": application_name(self.role, self.worker_id)}
+        )
 
     def end_workers(self, worker_ids: Collection[UUID]) -> int:
         names = [application_name(role, worker_id) for worker_id in worker_ids for role in ROLES]

@@ -139,13 +139,14 @@ class SinkSession(ABC):
         self.role = role
         self.has_begun = False
         """Whether a transaction is open and has done something, or had when the connection broke."""
+        self.number: int | None = None
+        """The server's number of this session, for `end_session`; None where it cannot be ended."""
         self._connection = engine.connect()
         self._closed = False
         self._lock_timeout_s: float | None = None
-        self._number: Any = None
         self._plans: dict[Target, TargetPlan] = {}
         try:
-            self._number = self._set_up()
+            self.number = self._set_up()
             self._rollback()
         except BaseException:
             self.close()
@@ -165,11 +166,6 @@ class SinkSession(ABC):
     def connection(self) -> Connection:
         assert not self.is_broken, "a session that broke is not used again"
         return self._connection
-
-    @property
-    def backend(self) -> Any:
-        """What the server knows this session by, for `end_session`; None where it cannot be ended."""
-        return self._number
 
     def execute(
         self, statement: Executable, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None
@@ -214,7 +210,7 @@ class SinkSession(ABC):
         return None
 
     @abstractmethod
-    def _set_up(self) -> Any:
+    def _set_up(self) -> int | None:
         """Make a new session ours; returns its number at the server if it can be ended by that."""
 
     @abstractmethod
@@ -231,10 +227,6 @@ class SinkSession(ABC):
         """Begin a transaction on records that a person asked for."""
         self.set_lock_timeout(PERSON_LOCK_TIMEOUT_S)
         self.begin()
-
-    def check_at_once(self) -> None:  # noqa: B027 - as it says
-        """Have constraints that are deferred to the commit checked with each statement of the transaction. Here
-        none are deferred."""
 
     def commit(self) -> None:
         """Commit.
@@ -312,7 +304,7 @@ class SinkSession(ABC):
             text = f"{arguments[1]} ({arguments[0]})"
         else:
             text = str(said)
-        return " ".join(text.replace("\0", "").split())[:ERROR_TEXT_MAX]
+        return one_line(text)
 
     def row_of(self, error: Any) -> int | None:
         """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
@@ -334,7 +326,8 @@ class SinkSession(ABC):
         """Begin a transaction and lock the checkpoints that are as these feeds left them, in the order of their
         ids, to the end of it; returns the keys of the others, and of those that somebody else has locked.
 
-        With ``check_at_once`` constraints that are deferred to the commit are checked with each statement.
+        With ``check_at_once`` constraints that are deferred to the commit, where the database has such, are
+        checked with each statement.
         """
 
     @abstractmethod
@@ -638,12 +631,17 @@ class SinkSession(ABC):
 
     # -- sessions of others --------------------------------------------------------------------------
 
-    def end_session(self, backend: Any) -> None:  # noqa: B027 - not every server can
+    def end_session(self, number: int) -> None:  # noqa: B027 - not every server can
         """End a session of this worker's that was lost, if it still is there."""
 
     def end_workers(self, worker_ids: Collection[UUID]) -> int:
         """End the sessions of these workers. Returns how many; 0 where no session can be told from another."""
         return 0
+
+
+def one_line(said: str) -> str:
+    """A server's message as feedq keeps it."""
+    return " ".join(said.replace("\0", "").split())[:ERROR_TEXT_MAX]
 
 
 def cause_of(error: Any) -> Any:

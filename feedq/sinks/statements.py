@@ -63,9 +63,9 @@ WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = exclud
 """
 # As `feedq.sinks.session` has it for other databases; by arrays, hundreds of feeds take a fifth of the time.
 
-END_BACKEND: Final = """
+END_SESSION: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE pid = %(pid)s AND backend_start = %(started_at)s AND pid <> pg_backend_pid()
+WHERE pid = %(pid)s AND application_name = %(name)s AND pid <> pg_backend_pid()
 """
 
 END_SESSIONS: Final = """

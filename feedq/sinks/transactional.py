@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
 
 from feedq.core.passwords import mask_url
@@ -78,8 +78,8 @@ class TransactionalSink:
         """Targets that could not be written when last tried, because of somebody's lock."""
         self._unknown: UnknownCommit | None = None
         """The last commit, if its answer was lost."""
-        self._unknown_backend: Any = None
-        """What the server knows the session of that commit by."""
+        self._unknown_session: int | None = None
+        """The server's number of the session of that commit."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         def fence(session: SinkSession) -> list[FenceOutcome]:
@@ -142,7 +142,7 @@ class TransactionalSink:
     def _unknown_commit(
         self, session: SinkSession, writes: Sequence[FeedWrite], written: Written
     ) -> CommitUnknown:
-        self._unknown, self._unknown_backend = UnknownCommit(writes, written), session.backend
+        self._unknown, self._unknown_session = UnknownCommit(writes, written), session.number
         self.close()
         return CommitUnknown(
             f"sink {mask_url(self._url)}: the answer to a commit of {len(writes)} feeds was lost"
@@ -156,9 +156,9 @@ class TransactionalSink:
             return None
 
         def last_commits(session: SinkSession) -> dict[int, LastCommit]:
-            if self._unknown_backend is not None:
+            if self._unknown_session is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
-                session.end_session(self._unknown_backend)
+                session.end_session(self._unknown_session)
             session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
             return session.last_commits([feed_id for feed_id, _ in unknown.written.landed], lock=True)
 

@@ -41,6 +41,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -516,9 +517,14 @@ class SinkConformance(SinkInterrupts):
         left = sink.write([write(1, 1, batch(b"1", cursor=1), continues=left)]).commit_id
         sink.change_checkpoint(changed(lambda own: StartCursor([own.cursor if own else None], 7)))
         assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=left)]).lost == ((1, 1),)
-        assert fence(sink, 1, 1) == Fenced(1, 1, [1], 7, is_given=True)
         (checkpoint,) = sink.checkpoints(["feed/1"])
         assert (checkpoint.feed_id, checkpoint.cursor, checkpoint.records) == (1, [1], 7)
+        given = fence(sink, 1, 1)
+        assert given == Fenced(1, 1, [1], 7, is_given=True)
+        assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=given.commit_id)]).landed == {
+            (1, 1): 1
+        }
+        assert fence(sink, 1, 1) == Fenced(1, 1, 2, 8)
 
     def test_what_a_judge_forbids_is_not_done(self, harness: SinkHarness) -> None:
         sink = fenced(harness)
@@ -526,13 +532,14 @@ class SinkConformance(SinkInterrupts):
         sink.write([write(1, 1, batch(b"1", b"no json", cursor="end"))])
         (letter,) = sink.dead_letters()
 
-        def forbid() -> None:
+        def forbid(*_: object) -> Any:
             raise Conflict("the feed is running")
 
         for change in (
             lambda: sink.replay([letter.id], TARGETS["text"], judge=forbid),
             lambda: sink.drop([letter.id], judge=forbid),
             lambda: sink.change_checkpoint(changed(lambda _: StartCursor(None), judge=forbid)),
+            lambda: sink.change_checkpoint(changed(forbid)),
         ):
             with pytest.raises(Conflict):
                 change()

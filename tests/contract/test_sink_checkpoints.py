@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -18,7 +17,7 @@ import pytest
 
 from feedq.core.model import JSON, Identity, StartCursor
 from feedq.core.values import read_exactly
-from feedq.errors import Conflict, InvalidInput, SinkUnavailable
+from feedq.errors import Conflict, SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.sinks.base import (
     Checkpoint,
@@ -355,50 +354,6 @@ def test_a_commit_of_unknown_outcome_that_was_taken_back_counts_as_taken_back(
 
 
 # -- a cursor that a person changes --------------------------------------------------------------------
-
-
-@of_every_kind
-def test_an_owner_that_runs_writes_nothing_more_until_it_goes_on_from_the_new_cursor(
-    harness: Harness,
-) -> None:
-    feed = running(harness)
-    assert feed.land(1, 2, 3) == "landed"
-    feed.rewind(1)
-    assert feed.land(4) == "lost"
-    assert feed.fence() == Fenced(1, 1, 1, 3, is_given=True)
-    assert feed.land(2, 3, 4) == "landed"
-    assert feed.fence() == Fenced(1, 1, 4, 6)
-
-
-@of_every_kind
-def test_the_cursor_is_chosen_from_the_one_that_is_there(harness: Harness) -> None:
-    feed = running(harness)
-    feed.land(10)
-    seen: list[JSON] = []
-
-    def back(before: JSON) -> JSON:
-        seen.append(before)
-        assert isinstance(before, int)
-        return before - 3
-
-    feed.rewind(back)
-    feed.rewind(back)
-    assert (seen, feed.fence().cursor) == ([10, 7], 4)
-
-
-@of_every_kind
-def test_a_change_that_is_refused_changes_nothing(harness: Harness) -> None:
-    feed = running(harness)
-    feed.land(1)
-
-    def refuse(*_: object) -> Any:
-        raise InvalidInput("no such cursor")
-
-    with pytest.raises(InvalidInput, match="no such cursor"):
-        feed.rewind(refuse)
-    with pytest.raises(InvalidInput, match="no such cursor"):
-        feed.rewind(0, judge=refuse)
-    assert feed.land(2) == "landed"
 
 
 @of_every_kind

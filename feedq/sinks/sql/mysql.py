@@ -193,10 +193,10 @@ class MySqlSession(SqlSession):
         names = [name for id_ in worker_ids for role in ROLES for name in _lock_names(role, id_)]
         return sum(self._kill(number) for number in self._holders(names))
 
-    def end_session(self, backend: int) -> None:
+    def end_session(self, number: int) -> None:
         # Numbers begin anew with a restart of the server; the lock says that it still is the same session.
-        if backend in self._holders(_lock_names(self.role, self.worker_id)):
-            self._kill(backend)
+        if number in self._holders(_lock_names(self.role, self.worker_id)):
+            self._kill(number)
 
     def _holders(self, names: Sequence[str]) -> list[int]:
         """Numbers of the sessions that have these locks, without our own."""

@@ -103,8 +103,6 @@ class SqlSession(SinkSession):
 
     def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
         self.begin()
-        if check_at_once:
-            self.check_at_once()
         found: dict[FeedKey, str | None] = {}
         for part in parts(sorted(write.key for write in writes)):
             # The ids find the rows by the key, and the pairs leave a successor's rows alone.
