@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from enum import Enum, auto
 from math import inf
 from urllib.parse import urlsplit
@@ -36,7 +35,6 @@ from feedq.connectors.websocket.options import WebsocketOptions
 from feedq.connectors.wire.connection import Connection, open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.request import retry_after_s, status_name
-from feedq.core.clock import Clock
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
 from feedq.records.turns import in_turns
@@ -50,9 +48,6 @@ _HEAD_ENDS = b"\r\n\r\n"
 
 _NO_LOG = logging.Logger("websockets", level=logging.CRITICAL + 1)
 """Stands apart from all other loggers: at level debug the library would log what it sends, secrets included."""
-
-Mask = Callable[[str], str]
-"""Replaces secrets."""
 
 SHOWN_CHARACTERS = 200
 _CREDENTIALS = (401, 403, 407)
@@ -68,13 +63,12 @@ class Websocket:
     def __init__(
         self,
         options: WebsocketOptions,
+        context: Context,
         connection: Connection,
         protocol: ClientProtocol,
-        *,
-        mask: Mask,
     ) -> None:
         self._options = options
-        self._mask = mask
+        self._context = context
         self._connection = connection
         self._protocol = protocol
         self._reader = MessageReader(protocol, max_message_bytes=options.max_record_bytes)
@@ -142,7 +136,7 @@ class Websocket:
         self._protocol.receive_eof()
         how = self._protocol.close_exc
         if how.rcvd is not None:
-            return SourceUnavailable(f"{where}: closed by the peer: {show(str(how.rcvd), mask=self._mask)}")
+            return SourceUnavailable(f"{where}: closed by the peer: {show(str(how.rcvd), self._context)}")
         if how.sent is None:
             return SourceUnavailable(f"{where}: closed by the peer{self._when()}")
         if how.sent.code == CloseCode.MESSAGE_TOO_BIG:
@@ -153,7 +147,7 @@ class Websocket:
         if how.sent.reason == _RESERVED_BITS:
             return SourceUnavailable(f"{where}: sent a compressed message; {_NOT_COMPRESSED}")
         return SourceUnavailable(
-            f"{where}: what it sent is no WebSocket: {show(how.sent.reason, mask=self._mask)}"
+            f"{where}: what it sent is no WebSocket: {show(how.sent.reason, self._context)}"
         )
 
     def _when(self) -> str:
@@ -303,18 +297,14 @@ async def open_websocket(options: WebsocketOptions, cursor: JSON, context: Conte
     """
     where = options.location
 
-    def mask(said: str) -> str:
-        # Made when there is something to say, which is seldom.
-        return Masker(context.secrets.values()).mask(said)
-
     # What cannot be asked is refused before anything is dialed.
     protocol = _protocol(options, options.target(context, cursor))
     headers = options.request_headers(context, cursor)
     async with bounded(where, options.connect_timeout_s):
         connection = await open_connection(options, context)
         try:
-            await _shake_hands(protocol, connection, headers, where=where, mask=mask, clock=context.clock)
-            return Websocket(options, connection, protocol, mask=mask)
+            await _shake_hands(protocol, connection, headers, where=where, context=context)
+            return Websocket(options, context, connection, protocol)
         except BaseException:
             connection.close()
             raise
@@ -337,8 +327,7 @@ async def _shake_hands(
     headers: Mapping[str, str],
     *,
     where: object,
-    mask: Mask,
-    clock: Clock,
+    context: Context,
 ) -> None:
     asking = protocol.connect()
     for name, value in headers.items():
@@ -366,10 +355,10 @@ async def _shake_hands(
             protocol.receive_data(data)
         else:
             protocol.receive_eof()
-    raise explain_refusal(protocol.handshake_exc, where, mask=mask, now=clock.now())
+    raise explain_refusal(protocol.handshake_exc, where, context)
 
 
-def explain_refusal(error: Exception, where: object, *, mask: Mask, now: datetime) -> FeedqError:
+def explain_refusal(error: Exception, where: object, context: Context) -> FeedqError:
     """Why a server did not answer a handshake as a WebSocket server does, and who can mend it.
 
     Refused credentials wait for an edit, and so does a server that has moved for good. Anything else may be over
@@ -378,7 +367,7 @@ def explain_refusal(error: Exception, where: object, *, mask: Mask, now: datetim
     """
     match error:
         case InvalidStatus():
-            return _explain_status(error.response, where, mask=mask, now=now)
+            return _explain_status(error.response, where, context)
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
             return SourceUnavailable(f"{where}: closed by the peer before it had answered the handshake")
         case InvalidMessage():
@@ -389,46 +378,47 @@ def explain_refusal(error: Exception, where: object, *, mask: Mask, now: datetim
             return SourceUnavailable(
                 f"{where}: accepted an extension of the protocol that nobody offered; {_NOT_COMPRESSED}"
             )
-    return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error), mask=mask)}")
+    return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error), context)}")
 
 
-def show(said: str, *, mask: Mask) -> str:
+def show(said: str, context: Context) -> str:
     """What a server said, for a message: one line, and not all of it."""
     # Masked before it is cut: half a secret would not be recognised.
-    line = " ".join("".join(c if c.isprintable() else " " for c in mask(said)).split())
+    masked = Masker(context.secrets.values()).mask(said)
+    line = " ".join("".join(c if c.isprintable() else " " for c in masked).split())
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _explain_status(response: Response, where: object, *, mask: Mask, now: datetime) -> FeedqError:
+def _explain_status(response: Response, where: object, context: Context) -> FeedqError:
     code = response.status_code
     said = f"{where}: the server answered {status_name(code)}"
     if code in _CREDENTIALS:
         return FeedMisconfigured(f"{said}; check source.headers, source.url and source.secrets")
     if 300 <= code < 400:
-        return _explain_redirect(response, where, mask=mask)
+        return _explain_redirect(response, where, context)
     if code < 300:
         return SourceUnavailable(f"{said} and is no WebSocket; check the path in source.url")
     after = ", ".join(response.headers.get_all("Retry-After"))
     if not after:
         return SourceUnavailable(said)
-    said += f", and asks to wait: Retry-After {show(after, mask=mask)}"
-    retry_in_s = retry_after_s(after, now=now)
+    said += f", and asks to wait: Retry-After {show(after, context)}"
+    retry_in_s = retry_after_s(after, now=context.clock.now())
     return SourceUnavailable(said) if retry_in_s is None else SourceBusy(said, retry_in_s=retry_in_s)
 
 
-def _explain_redirect(response: Response, where: object, *, mask: Mask) -> FeedqError:
+def _explain_redirect(response: Response, where: object, context: Context) -> FeedqError:
     kind = FeedMisconfigured if response.status_code in _MOVED_FOR_GOOD else SourceUnavailable
     return kind(
-        f"{where}: the server redirects{_there(response, mask=mask)} ({response.status_code}), "
+        f"{where}: the server redirects{_there(response, context)} ({response.status_code}), "
         "which is not followed; set source.url to where it leads"
     )
 
 
-def _there(response: Response, *, mask: Mask) -> str:
+def _there(response: Response, context: Context) -> str:
     # Host and port only: the rest of the new URL may repeat what is secret in ours.
     try:
         parts = urlsplit(response.headers.get("Location", ""))
         host = parts.netloc.rpartition("@")[2]
     except (ValueError, LookupError):
         return ""
-    return f" to {show(f'{parts.scheme}://{host}', mask=mask)}" if host else ""
+    return f" to {show(f'{parts.scheme}://{host}', context)}" if host else ""
