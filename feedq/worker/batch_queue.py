@@ -187,6 +187,9 @@ class BatchQueue:
         if self.failure is not None:
             raise self.failure
 
+    def has_failed(self) -> bool:
+        return self.failure is not None
+
     @property
     def is_empty(self) -> bool:
         """Whether everything handed over has been decided."""

@@ -21,9 +21,10 @@ from feedq.core.lease import Owner, running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, Lease, LeaseState, Progress, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
+from feedq.secrets import Masker
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
-from feedq.telemetry.logs import LogEvent, log
+from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.retries import FeedRetries
 from feedq.worker.sink_pool import SinkPool
@@ -46,10 +47,8 @@ class FeedProgress:
         retries: FeedRetries,
         *,
         clock: Clock,
-        masked: Callable[[str], str],
         sinks: SinkPool,
     ) -> None:
-        """``masked`` takes the feed's secrets out of a text."""
         self.key = claim.key
         """The lease: its epoch may be raised while the feed runs."""
         self.sink: str | None = None
@@ -65,11 +64,13 @@ class FeedProgress:
         """The finding, since the last report, that the sink has gone back."""
         self.watch: FieldWatch | None = None
         """What looks for new fields of its records, where somebody wants to know."""
+        self.masker: Masker | None = None
+        """What takes the feed's secrets out of a text, once they are known."""
         self._noticed: dict[str, str] = {}
         self._notices: dict[str, str | None] = {}
         """The notices since the last report."""
         self._feed, self._retries, self._clock = claim.feed.name, retries, clock
-        self._masked, self._sinks = masked, sinks
+        self._sinks = sinks
         self._sink_error: str | None = None
         self._quarantined = claim.quarantined
         self._landed = 0
@@ -78,6 +79,11 @@ class FeedProgress:
         self._counted_at, self._refused_at = clock.monotonic(), float("-inf")
         self._per_s = (0.0, 0.0, 0.0)
         """Rows, bytes and dead letters a second, smoothed."""
+
+    def masked(self, said: BaseException | str) -> str:
+        """Return the text without the feed's secrets. From any thread."""
+        text = mask_url(str(said) or type(said).__name__)
+        return text if self.masker is None else self.masker.mask(text)
 
     def look_for_landed(self) -> None:
         """Clear the count of failures if a record has landed."""
@@ -91,7 +97,7 @@ class FeedProgress:
             self._noticed.pop(key, None)
             self._notices[key] = None
             return True
-        key, said = self._masked(key), self._masked(said)[:NOTICE_CHARS_MAX]
+        key, said = self.masked(key), self.masked(said)[:NOTICE_CHARS_MAX]
         if self._noticed.get(key) != said and len(self._noticed) < NOTICES_MAX:
             self._noticed[key] = self._notices[key] = said
             logger.warning(LogEvent.FEED_NOTICED, feed=self._feed, about=key, said=said)
@@ -120,7 +126,7 @@ class FeedProgress:
         if sink_error != self._sink_error:
             error, self._sink_error = error or sink_error, sink_error
         if batch_queue is not None and batch_queue.dead_error is not None:
-            dead_error, batch_queue.dead_error = self._masked(batch_queue.dead_error), None
+            dead_error, batch_queue.dead_error = self.masked(batch_queue.dead_error), None
         ago_s = None
         if batch_queue is not None and batch_queue.last_record_at is not None:
             ago_s = max(0.0, (self._clock.now() - batch_queue.last_record_at).total_seconds())
@@ -144,7 +150,7 @@ class FeedProgress:
             noticed=self._take_notices(),
             has_event_times=self.event_times is not None,
             event_at=event_time.at,
-            event_fault=None if event_time.fault is None else self._masked(event_time.fault),
+            event_fault=None if event_time.fault is None else self.masked(event_time.fault),
             rows_per_s=self._per_s[0],
             bytes_per_s=self._per_s[1],
             dead_per_s=self._per_s[2],
@@ -155,7 +161,7 @@ class FeedProgress:
         trouble = self.batch_queue.trouble if self.batch_queue is not None else None
         if trouble is None and self.sink is not None:
             trouble = self._sinks.trouble(self.sink)
-        return None if trouble is None else self._masked(trouble)
+        return None if trouble is None else self.masked(trouble)
 
     def _measure(self, before: Sequence[int], now: Sequence[int]) -> None:
         """Take in what has landed and what was refused since the last report."""

@@ -56,7 +56,7 @@ from feedq.sinks.base import (
 from feedq.sinks.event_time import event_time_reader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import Drift
-from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import FENCED, RECONNECTS, SINK_REWINDS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
@@ -134,7 +134,6 @@ class FeedRunner:
             claim,
             self._retries,
             clock=worker.clock,
-            masked=self.masked,
             sinks=worker.sinks,
         )
         self._gave_up: str | None = None
@@ -152,7 +151,6 @@ class FeedRunner:
         """Whether its batch queue has failed, though the stream has not: it gets another one."""
         self._secrets: Mapping[str, str] = NO_SECRETS
         self._memory: dict[str, object] = {}
-        self._masker: Masker | None = None
         self._blame: Loss | None = None
         self._backfill_end: BackfillEnd | None = None
         self._read_whole: BatchQueue | None = None
@@ -258,7 +256,7 @@ class FeedRunner:
     async def _attempt(self, what: Declared, pace: FeedThrottle) -> Release | None:
         """Make one connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
-            if what.options.secrets and self._masker is None:
+            if what.options.secrets and self.progress.masker is None:
                 await self._resolve_secrets(what)
             await self._worker.trusted.wait()
             if self._batch_queue is None or self._must_fence:
@@ -299,7 +297,7 @@ class FeedRunner:
             tenant=self._tenant,
             permissions=self._worker.permissions,
         )
-        self._masker = await asyncio.to_thread(Masker, self._secrets.values())
+        self.progress.masker = await asyncio.to_thread(Masker, self._secrets.values())
 
     def _open_stream(
         self, what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
@@ -316,15 +314,17 @@ class FeedRunner:
         self, batches: AsyncGenerator[Batch, None], batch_queue: BatchQueue, pace: FeedThrottle
     ) -> None:
         try:
-            async with contextlib.aclosing(batches):
+            try:
                 async for batch in batches:
                     self._received()
                     if self._first_records is not None:
                         self._look_at_first(batch)
                     await batch_queue.put(batch)
                     if pace.is_limited:
-                        await pace.keep(batch, unless=lambda: batch_queue.failure)
+                        await pace.keep(batch, unless=batch_queue.has_failed)
                     del batch  # or it would stay in memory until the next one comes
+            finally:
+                await batches.aclose()
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable, EndReached):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # these two would end all other feeds too
@@ -388,7 +388,7 @@ class FeedRunner:
 
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
         decision = self._retries.after(error, has_received=self.progress.has_received)
-        message = self.masked(error)
+        message = self.progress.masked(error)
         self._trace.failed(message)
         silent = isinstance(error, SourceSilent)
         self.progress.error = message
@@ -413,7 +413,7 @@ class FeedRunner:
         return None
 
     async def _release_unusable(self, error: FeedMisconfigured | InvalidInput) -> Release | None:
-        message = self.masked(error)
+        message = self.progress.masked(error)
         say = logger.debug if self._retries.rechecks else logger.error
         self._retries.unusable()
         say(LogEvent.FEED_FAILED, feed=self.name, error=message)
@@ -431,7 +431,7 @@ class FeedRunner:
     def _release_fenced(self, error: LeaseLost) -> Release:
         self._disconnected()
         again_s = self._retries.after_fence_s()
-        return self._release(Reason.FENCED, error=self.masked(error), retry_in_s=again_s)
+        return self._release(Reason.FENCED, error=self.progress.masked(error), retry_in_s=again_s)
 
     async def _commit_and_release(self, sink_name: str) -> Release | None:
         self._is_releasing = True
@@ -517,7 +517,7 @@ class FeedRunner:
 
     def _waits(self, why: str) -> None:
         self._stop_telling()
-        self.progress.error = self.masked(why)
+        self.progress.error = self.progress.masked(why)
         self._changed()
 
     def _notices(self, key: str, said: str | None) -> None:
@@ -561,16 +561,11 @@ class FeedRunner:
         """Return the release of a feed whose runner ended in a way that it should not: another worker may
         try."""
         self._retries.failures += 1
-        said = self.masked(f"unexpected error: {str(error) or type(error).__name__}")
+        said = self.progress.masked(f"unexpected error: {str(error) or type(error).__name__}")
         return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 
     def log_unexpected(self, error: BaseException, where: str) -> None:
         """Log an unexpected error with its traceback, masked: what a library raises may quote what it was
         given."""
-        trace = self.masked("".join(format_exception(error)))
+        trace = self.progress.masked("".join(format_exception(error)))
         logger.error(LogEvent.UNEXPECTED, where=where, feed=self.name, exception=trace)
-
-    def masked(self, said: BaseException | str) -> str:
-        """Return the text without the feed's secrets. From any thread."""
-        text = mask_url(str(said) or type(said).__name__)
-        return text if self._masker is None else self._masker.mask(text)

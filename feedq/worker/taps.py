@@ -98,7 +98,7 @@ class TapWriter:
         self._timer = self._loop.call_later(SEND_S, self._send_all)
         if not self._is_sending:
             self._is_sending = True
-            taps = [(runner.tap, runner.key, runner.masked) for runner in self._tapped if runner.tap]
+            taps = [(runner.tap, runner.key, runner.progress.masked) for runner in self._tapped if runner.tap]
             self._elsewhere(partial(self._drain, taps))
 
     def _drain(self, taps: Sequence[tuple[RecordTap, FeedKey, Callable[[str], str]]]) -> None:
