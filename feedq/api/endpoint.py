@@ -43,18 +43,27 @@ from feedq.errors import (
 from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs.registry import At, Verb, check_names, encode, load
+from feedq.verbs.registry import (
+    ANSWER,
+    JSON_TYPE,
+    PREFIX,
+    PROBLEM,
+    PROGRESS,
+    STREAM_TYPE,
+    At,
+    Verb,
+    check_names,
+    encode,
+    load,
+)
 from feedq.verbs.wording import printable_lines
 
-JSON_TYPE: Final = "application/json"
 PROBLEM_TYPE: Final = "application/problem+json"
-STREAM_TYPE: Final = "text/event-stream"
 STREAM_HEADERS: Final = {
     "Content-Type": STREAM_TYPE,
     "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # a proxy in front must not keep it back until the end
 }
-PREFIX: Final = "/api/v1"
 STATUSES: Final = (
     (Unauthenticated, 401),
     (Forbidden, 403),
@@ -193,13 +202,13 @@ class Endpoint:
         events: SimpleQueue[bytes | None] = SimpleQueue()
 
         def tell(done: int, total: int | None) -> None:
-            events.put(_event("progress", Progress(done, total)))
+            events.put(_event(PROGRESS, Progress(done, total)))
 
         def do() -> None:
             try:
-                events.put(_event("answer", verb.call(self._at_of(request, told=tell), arguments)))
+                events.put(_event(ANSWER, verb.call(self._at_of(request, told=tell), arguments)))
             except Exception as error:  # noqa: BLE001 -- as in `answer`
-                events.put(_event("problem", self._problem(request, error)))
+                events.put(_event(PROBLEM, self._problem(request, error)))
             finally:
                 events.put(None)
 

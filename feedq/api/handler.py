@@ -24,9 +24,7 @@ from feedq.api.authentication import asker_of, known_caller, reason_in
 from feedq.api.calls import TIMEOUT_S, Calls, in_thread
 from feedq.api.endpoint import (
     BODY_MAX,
-    JSON_TYPE,
     NOBODY,
-    PREFIX,
     UNEXPECTED,
     Answer,
     Endpoint,
@@ -40,7 +38,7 @@ from feedq.api.openapi import openapi
 from feedq.core.authorship import set_author
 from feedq.core.roles import Caller
 from feedq.errors import FeedqError, Unauthenticated, Unavailable
-from feedq.verbs.registry import encode
+from feedq.verbs.registry import JSON_TYPE, PREFIX, encode
 
 T = TypeVar("T")
 

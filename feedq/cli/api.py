@@ -43,7 +43,7 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     """
     import asyncio
 
-    from feedq.api.endpoint import PREFIX, Endpoint
+    from feedq.api.endpoint import Endpoint
     from feedq.control.store.postgresql import PostgresStore
     from feedq.telemetry.logs import configure_logging
 
@@ -51,7 +51,7 @@ def serve(invocation: Invocation, *, host: str, port: int) -> None:
     configure_logging(settings)
     store = PostgresStore(settings.database_url.get_secret_value(), application_name="feedq-api")
     listening = _listen(host, port)
-    url = f"http://{_shown(host)}:{listening[0].getsockname()[1]}{PREFIX}"
+    url = f"http://{_shown(host)}:{listening[0].getsockname()[1]}{registry.PREFIX}"
     answer(invocation, {"url": url}, f"the API is at {url}; Ctrl-C stops it")
     sys.stdout.flush()
     try:

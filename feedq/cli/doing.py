@@ -21,20 +21,26 @@ import feedq
 from feedq.core.authorship import given_reason
 from feedq.core.values import is_loopback, same_number
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
-from feedq.verbs.registry import Told, Verb, query_of, read_answered, write_declaration
+from feedq.verbs.registry import (
+    ANSWER,
+    JSON_TYPE,
+    PREFIX,
+    PROBLEM,
+    PROGRESS,
+    STREAM_TYPE,
+    Told,
+    Verb,
+    query_of,
+    read_answered,
+    write_declaration,
+)
 
 if TYPE_CHECKING:
     import httpx  # imported where it is used: whoever asks the database does without
 
-PROGRESS: Final = "progress"
-ANSWER: Final = "answer"
-PROBLEM: Final = "problem"
-"""The kinds of the events of a stream; a problem ends it with an error."""
 TIMEOUT_S: Final = 60.0
 """Longer than the API itself takes for an answer, so that it is the one to say that it took too long."""
 ANSWER_BYTES_MAX: Final = 64 * 2**20
-STREAM_TYPE: Final = "text/event-stream"
-JSON_TYPE: Final = "application/json"
 TOKEN_BYTES_MAX: Final = 1_000
 TOKEN: Final = "FEEDQ_TOKEN"  # noqa: S105 -- the name of a variable
 TOKEN_FILE: Final = "FEEDQ_TOKEN_FILE"  # noqa: S105
@@ -48,7 +54,7 @@ class ApiConnection:
 
         self._url = _checked(url)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._client = httpx.Client(base_url=f"{self._url}/api/v1", headers=headers, timeout=TIMEOUT_S)
+        self._client = httpx.Client(base_url=self._url + PREFIX, headers=headers, timeout=TIMEOUT_S)
 
     def close(self) -> None:
         self._client.close()

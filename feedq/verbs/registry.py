@@ -57,6 +57,15 @@ OpenSink: TypeAlias = "Callable[[str], AbstractContextManager[Sink]]"
 Told = Callable[[int, int | None], object]
 """Called with how many are done so far, and of how many; None where the total is not known."""
 
+# What both ends of the HTTP API agree on.
+PREFIX: Final = "/api/v1"
+JSON_TYPE: Final = "application/json"
+STREAM_TYPE: Final = "text/event-stream"
+PROGRESS: Final = "progress"
+ANSWER: Final = "answer"
+PROBLEM: Final = "problem"
+"""The kinds of the events of a stream; a problem ends it with an error."""
+
 CHOSEN_MAX: Final = 20_000
 """Feeds that one call may act on: more would hold a request for minutes."""
 PAGE_MAX: Final = 500

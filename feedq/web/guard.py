@@ -35,12 +35,12 @@ from flower.views import BaseHandler
 from tornado import httputil, web
 
 from feedq.api.authentication import is_allowed, is_foreign
-from feedq.api.endpoint import PREFIX
 from feedq.api.handler import ApiHandler
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.values import EVERY_OTHER, is_loopback
 from feedq.errors import Forbidden
 from feedq.settings import settings
+from feedq.verbs.registry import PREFIX
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""

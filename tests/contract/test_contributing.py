@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from feedq.api.endpoint import PREFIX, Endpoint
+from feedq.api.endpoint import Endpoint
 from feedq.api.openapi import openapi
 from feedq.core.roles import AccessRole, Caller
-from feedq.verbs.registry import OF, VERBS
+from feedq.verbs.registry import OF, PREFIX, VERBS
 from feedq.web import dialogs
 from tests.api_client import ApiClient
 from tests.asking import events_of
