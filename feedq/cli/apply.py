@@ -71,7 +71,7 @@ file_option = click.option(
 def apply(
     invocation: Invocation, *, files: Sequence[str], prune: bool, dry_run: bool, yes: bool, **how: Any
 ) -> None:
-    """Create, change or remove feeds, schedules and queues to match manifests.
+    """Create or change feeds, schedules and queues to match manifests.
 
     Nothing is applied if any of them has a mistake; every mistake is listed. Without `target_state`, a feed
     that somebody paused stays paused, and so does a schedule. A new feed starts where its source starts, or
