@@ -6,7 +6,7 @@ column would keep numbers its own way there, and a cursor must come back as it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
 
 from feedq.sinks.base import Target
 from feedq.sinks.mapping import ColumnSource, ColumnType, Origin
-from feedq.sinks.target_table import TableName, TableShape
+from feedq.sinks.target_table import TableName, TableShape, column_sources
 
 MYSQL: Final = ("mysql", "mariadb")
 FEED_CHARACTERS_MAX: Final = 200
@@ -85,8 +85,6 @@ MADE_TYPES: Final[dict[ColumnType, TypeEngine[Any]]] = {
     ColumnType.BYTES: BINARY,
 }
 """Of columns that are made by `sink.types`."""
-_BY_ORIGIN: Final = {Origin.EPOCH: ColumnType.BIGINT, Origin.RECEIVED_AT: ColumnType.TIMESTAMP}
-_BY_FORMAT: Final = {"json": ColumnType.JSON, "bytes": ColumnType.BYTES}
 
 OPTIONS: Final[dict[str, Any]] = {
     f"{dialect}_{option}": value
@@ -171,37 +169,36 @@ def made_table(target: Target) -> Table:
     return Table(
         name.name,
         MetaData(),
-        *(_mapped_columns(target) if target.is_mapped else _default_columns(target)),
+        *_made_columns(target),
         *([UniqueConstraint(*target.key)] if target.key else []),
         schema=name.schema,
         **OPTIONS,
     )
 
 
-def _default_columns(target: Target) -> list[Column[Any]]:
-    return [
-        Column("feed", KEY_TEXT, nullable=False),
-        Column("epoch", BigInteger, nullable=False),
-        Column("received_at", MOMENT, nullable=False),
-        Column("payload", PAYLOADS[target.format], nullable=False),
-    ]
+def _made_columns(target: Target) -> Iterator[Column[Any]]:
+    given = dict(target.types)
+    for source in column_sources(target):
+        name = source.column
+        type_ = MADE_TYPES[ColumnType(given[name])] if name in given else _type_of(source, target)
+        if name in target.key and type_ is TEXT:
+            type_ = KEY_TEXT
+        yield Column(name, type_, nullable=target.is_mapped)
 
 
-def _mapped_columns(target: Target) -> list[Column[Any]]:
-    types = dict(target.types)
-    made = {
-        source.column: ColumnType(types.get(source.column, _type_of(source, target)))
-        for source in target.columns
-    }
-    keyed = {name: KEY_TEXT for name in target.key if made.get(name) is ColumnType.TEXT}
-    return [Column(name, keyed.get(name, MADE_TYPES[type_])) for name, type_ in made.items()]
-
-
-def _type_of(source: ColumnSource, target: Target) -> ColumnType:
+def _type_of(source: ColumnSource, target: Target) -> TypeEngine[Any]:
     """The type of a column that `sink.types` does not name; text takes whatever a pointer finds."""
-    if source.origin is Origin.RECORD:
-        return _BY_FORMAT.get(target.format, ColumnType.TEXT)
-    return _BY_ORIGIN.get(source.origin, ColumnType.TEXT)
+    match source.origin:
+        case Origin.FEED:
+            return KEY_TEXT
+        case Origin.EPOCH:
+            return MADE_TYPES[ColumnType.BIGINT]
+        case Origin.RECEIVED_AT:
+            return MOMENT
+        case Origin.RECORD:
+            return PAYLOADS[target.format]
+        case _:
+            return TEXT
 
 
 def added_columns(dialect: Dialect, shape: TableShape, columns: Mapping[str, ColumnType]) -> dict[str, str]:
