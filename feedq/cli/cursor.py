@@ -91,7 +91,7 @@ def _change(
 ) -> None:
     done = invocation.do_confirmed(
         cursors.change_cursor,
-        lambda tried: f"{_said(name, tried.change, 'goes on')}. Do it?",
+        lambda tried: f"{_said(name, tried.change, 'continues')}. Do it?",
         yes=yes,
         dry_run=dry_run,
         name=name,
@@ -101,7 +101,7 @@ def _change(
         generation = invocation.do(feeds.show_feed, name=name).view.feed.generation
         begun = [feeds.Done(name, generation)]
         await_feeds(invocation, feeds.FeedAction.RESTART, begun, timeout_s=timeout_s)
-    answer(invocation, done, _said(name, done.change, "would go" if dry_run else "goes on"))
+    answer(invocation, done, _said(name, done.change, "would continue" if dry_run else "continues"))
 
 
 def _said(name: str, change: model.ChangedCursor, goes: str) -> str:
