@@ -26,8 +26,8 @@ from urllib.parse import unquote, urlsplit
 
 from feedq.control.store.tokens import TokenStore
 from feedq.core.authorship import Author, checked_reason
+from feedq.core.permission import is_loopback
 from feedq.core.roles import AccessRole, Caller
-from feedq.core.values import is_loopback
 from feedq.errors import Unauthenticated, Unavailable
 from feedq.verbs.registry import At
 from feedq.verbs.wording import cut, printable

@@ -28,9 +28,9 @@ import msgspec
 
 from feedq.api.authentication import RefusalLog
 from feedq.control.store.postgresql import PostgresStore
+from feedq.core.json_texts import same_number
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
-from feedq.core.values import same_number
 from feedq.errors import (
     Conflict,
     FeedqError,

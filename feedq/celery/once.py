@@ -28,8 +28,8 @@ from celery import Celery
 from celery.schedules import crontab, maybe_schedule, schedule
 
 from feedq.celery.tasks import store
+from feedq.core.moments import instant
 from feedq.core.schedule.spec import BEAT_PREFIX, ScheduleSpec, checked_job, job_of
-from feedq.core.values import instant
 from feedq.errors import InvalidInput, Unavailable
 from feedq.telemetry.logs import LogEvent, log
 

@@ -15,7 +15,7 @@ from feedq.cli.lazily import lazily
 from feedq.errors import InvalidInput
 
 with lazily():
-    from feedq.core import values
+    from feedq.core import json_texts, values
     from feedq.verbs import documents
 
 
@@ -40,7 +40,7 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
 def read_cursor(text: str) -> Any:
     """Reads a cursor: JSON, or else a text."""
     with suppress(ValueError, RecursionError):
-        return values.read_exactly(text)
+        return json_texts.read_exactly(text)
     return text
 
 

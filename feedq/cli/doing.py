@@ -19,7 +19,8 @@ import msgspec
 
 import feedq
 from feedq.core.authorship import given_reason
-from feedq.core.values import is_loopback, same_number
+from feedq.core.json_texts import same_number
+from feedq.core.permission import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
 from feedq.verbs.registry import (
     ANSWER,

@@ -18,7 +18,7 @@ from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first
 
 with lazily():
     from feedq.cli import tables
-    from feedq.core import values
+    from feedq.core import moments
     from feedq.core.schedule import model as schedule_model
     from feedq.core.schedule import spec as schedule_spec
     from feedq.verbs import declarations, details, schedules, wording
@@ -344,7 +344,7 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
     """
 
     def question(tried: schedules.PastTicks) -> str:
-        period = f"{values.instant(tried.first_tick_at)} to {values.instant(tried.last_tick_at)}"
+        period = f"{moments.instant(tried.first_tick_at)} to {moments.instant(tried.last_tick_at)}"
         return f"Make {wording.counted(tried.ticks, 'run')} of {name}, for the ticks {period}?"
 
     done = invocation.do_confirmed(

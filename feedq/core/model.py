@@ -31,7 +31,7 @@ from feedq.errors import Outdated
 
 JSON: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector; numbers in it that floats
-would change are `msgspec.Raw`, as they were written (`feedq.core.values.read_exactly`)."""
+would change are `msgspec.Raw`, as they were written (`feedq.core.json_texts.read_exactly`)."""
 
 FeedKey: TypeAlias = tuple[int, int]
 """``(feed_id, epoch)``: one feed under one epoch. Whatever a worker writes, it writes under a key."""

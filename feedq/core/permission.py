@@ -167,3 +167,11 @@ def _within(address: IPv6Address) -> Iterator[IPv4Address]:
 
 def _last_32_bits(address: IPv6Address) -> IPv4Address:
     return IPv4Address(int(address) & 0xFFFFFFFF)
+
+
+def is_loopback(address: str) -> bool:
+    """Tells whether what listens there is reached from this machine only."""
+    try:
+        return address == "localhost" or ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -12,8 +12,8 @@ import re
 
 import msgspec
 
+from feedq.core.json_texts import read_exactly, read_json
 from feedq.core.model import JSON
-from feedq.core.values import read_exactly, read_json
 from feedq.errors import FeedMisconfigured
 from feedq.records.batch import Records
 from feedq.records.csvtext import CsvFormat, field_finder

@@ -20,9 +20,9 @@ from uuid import UUID
 import msgspec
 
 from feedq.connectors.base import ConnectorOptions
+from feedq.core.json_texts import read_exactly
 from feedq.core.model import JSON
 from feedq.core.remedies import command
-from feedq.core.values import read_exactly
 from feedq.errors import Conflict, InvalidInput
 from feedq.records.cursor import CURSOR_BYTES_MAX, ESCAPED_NUL
 from feedq.sinks.base import (

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from feedq.core.values import read_json
+from feedq.core.json_texts import read_json
 from feedq.records.batch import Batch
 from feedq.records.csvtext import field_finder
 from feedq.records.pointer import MISSING, Missing, TextPointers

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
+from feedq.core.json_texts import read_json
 from feedq.core.notices import ADDED, FIELD
-from feedq.core.values import read_json
 from feedq.records.batch import Batch
 from feedq.sinks.mapping import ColumnType, type_of
 

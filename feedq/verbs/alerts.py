@@ -18,7 +18,7 @@ from typing import Final
 
 from feedq.control.leader_threads import LeaderThread
 from feedq.control.store.expectations import Alert, AlertOutbox
-from feedq.core.values import instant
+from feedq.core.moments import instant
 from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log

@@ -19,11 +19,12 @@ from feedq.connectors.record_options import CursorOptions
 from feedq.control.store.feeds import no_backfill
 from feedq.control.store.history import EventFilter
 from feedq.control.store.jobs.schedules import KEY_MAX
+from feedq.core.json_texts import read_exactly
 from feedq.core.model import BACKFILL_SUFFIX, JSON, Feed, FeedBackfill, FeedSpec, FeedView, known_as
+from feedq.core.moments import DEFAULT_ZONE, parse_moment_near
 from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
-from feedq.core.values import DEFAULT_ZONE, parse_moment_near, read_exactly
 from feedq.errors import InvalidInput
 from feedq.sinks.base import Sink, parse_sink
 from feedq.sinks.checkpoints import check_cursor

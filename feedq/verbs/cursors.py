@@ -29,8 +29,8 @@ from feedq.connectors import base as connectors
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.differences import Action, Change
 from feedq.core.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor, TargetState
+from feedq.core.moments import DEFAULT_ZONE, parse_moment_near
 from feedq.core.roles import AccessRole
-from feedq.core.values import DEFAULT_ZONE, parse_moment_near
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound, SinkUnavailable
 from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
 from feedq.sinks.checkpoints import check_cursor, owner_of

@@ -39,10 +39,12 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
+from feedq.core.json_texts import read_json
 from feedq.core.model import ChosenFeed, Feed, Version, require_version
+from feedq.core.moments import YEARS
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
-from feedq.core.values import NAME_MAX, YEARS, Entry, did_you_mean, read_json, shown_path
+from feedq.core.values import NAME_MAX, Entry, did_you_mean, shown_path
 from feedq.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:

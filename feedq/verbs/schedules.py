@@ -14,12 +14,14 @@ from msgspec import Meta
 
 from feedq.control.store.jobs.schedules import KEY_MAX
 from feedq.core.authorship import given_reason
+from feedq.core.json_texts import read_json
 from feedq.core.model import JSON
+from feedq.core.moments import DEFAULT_ZONE, instant, parse_moment, parse_moment_near
 from feedq.core.roles import AccessRole
 from feedq.core.schedule.model import QueueDepth, Run, RunState, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import ScheduleSpec, checked_job
 from feedq.core.schedule.ticks import delayed, next_tick, past_ticks, ticks_after
-from feedq.core.values import DEFAULT_ZONE, NAME_MAX, instant, parse_moment, parse_moment_near, read_json
+from feedq.core.values import NAME_MAX
 from feedq.errors import InvalidInput
 from feedq.verbs.details import shown
 from feedq.verbs.registry import (

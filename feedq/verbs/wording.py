@@ -10,10 +10,10 @@ import msgspec
 
 from feedq.core.lease import stillness_of
 from feedq.core.model import FeedView, Lease, Reason, Status, WorkerView
+from feedq.core.moments import instant
 from feedq.core.passwords import mask_url
 from feedq.core.schedule.model import Run, RunKind, RunState
 from feedq.core.schedule.spec import ScheduleSpec
-from feedq.core.values import instant
 
 T = TypeVar("T")
 

@@ -36,8 +36,9 @@ from tornado import httputil, web
 
 from feedq.api.authentication import is_allowed, is_foreign
 from feedq.api.handler import ApiHandler
+from feedq.core.permission import is_loopback
 from feedq.core.roles import AccessRole, Caller
-from feedq.core.values import EVERY_OTHER, is_loopback
+from feedq.core.values import EVERY_OTHER
 from feedq.errors import Forbidden
 from feedq.settings import settings
 from feedq.verbs.registry import PREFIX

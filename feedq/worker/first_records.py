@@ -21,8 +21,9 @@ from typing import Any
 
 from feedq.connectors.base import ConnectorOptions, load_connector
 from feedq.connectors.record_options import CursorOptions
+from feedq.core.json_texts import read_json
 from feedq.core.model import FeedSpec
-from feedq.core.values import did_you_mean, read_json
+from feedq.core.values import did_you_mean
 from feedq.errors import InvalidInput
 from feedq.records.batch import Batch
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from feedq.core.model import Worker, WorkerTarget
+from feedq.core.moments import instant
 from feedq.core.schedule.model import BACKFILL_MAX, Run, RunKind, RunState
 from feedq.core.schedule.spec import Overlap
-from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput, NotFound
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import fire, job_of_run

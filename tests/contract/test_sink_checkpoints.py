@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
+from feedq.core.json_texts import read_exactly
 from feedq.core.model import JSON, Identity, StartCursor
-from feedq.core.values import read_exactly
 from feedq.errors import Conflict, SinkUnavailable
 from feedq.local.postgres import Postgres
 from feedq.sinks.base import (

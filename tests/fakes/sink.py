@@ -13,8 +13,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
+from feedq.core.json_texts import read_json
 from feedq.core.model import JSON, FeedKey, Identity
-from feedq.core.values import read_json
 from feedq.errors import CommitUnknown, InvalidInput, SinkUnavailable
 from feedq.records.batch import Batch
 from feedq.sinks.base import (

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from feedq.connectors.sse import EventFramer
-from feedq.core.values import read_json
+from feedq.core.json_texts import read_json
 from feedq.records.csvtext import CsvFormat, CsvReader
 from feedq.records.framing import CsvFramer
 from feedq.records.pointer import TextPointers, is_json

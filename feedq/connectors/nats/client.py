@@ -29,8 +29,8 @@ from feedq.connectors.base import Context
 from feedq.connectors.messages import SAID_CHARACTERS_MAX, Inbox, credential
 from feedq.connectors.nats.options import NatsOptions
 from feedq.connectors.wire.connection import Connection
+from feedq.core.json_texts import read_json
 from feedq.core.model import JSON
-from feedq.core.values import read_json
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 
 INFO_BYTES_MAX: Final = 64 * 1024

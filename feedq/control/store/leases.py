@@ -21,6 +21,7 @@ from feedq.control.store.database import (
     storable_json,
 )
 from feedq.control.store.protocol import call, document
+from feedq.core.json_texts import read_exactly
 from feedq.core.model import (
     JSON,
     Claim,
@@ -32,7 +33,7 @@ from feedq.core.model import (
     Rewind,
     StopRequest,
 )
-from feedq.core.values import SAID_CHARS_MAX, read_exactly, storable
+from feedq.core.values import SAID_CHARS_MAX, storable
 
 CURSOR_CHARS_MAX = 500
 BIGINT_MAX = 2**63 - 1

@@ -16,9 +16,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from feedq.control.store.database import Connection
+from feedq.core.json_texts import same_number
 from feedq.core.model import FeedSpec, Process, TargetState
 from feedq.core.schedule.spec import ScheduleSpec
-from feedq.core.values import Entry, same_number
+from feedq.core.values import Entry
 
 T = TypeVar("T")
 

@@ -17,16 +17,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from feedq.core.moments import DEFAULT_ZONE, Bound, Moment, Zone
 from feedq.core.schedule.cron import parse
 from feedq.core.values import (
-    DEFAULT_ZONE,
     NAME_MAX,
-    Bound,
     Entry,
     Flag,
     Labels,
     Listed,
-    Moment,
     Name,
     Number,
     Problem,
@@ -34,7 +32,6 @@ from feedq.core.values import (
     Text,
     Word,
     Wrong,
-    Zone,
     json_problems,
     read_each,
 )

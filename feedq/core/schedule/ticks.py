@@ -36,10 +36,10 @@ from heapq import merge
 from itertools import count, groupby, islice, takewhile
 from zoneinfo import ZoneInfo
 
+from feedq.core.moments import instant
 from feedq.core.schedule.cron import YEAR_MAX, parse
 from feedq.core.schedule.model import BACKFILL_MAX, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy, ScheduleSpec, first_free
-from feedq.core.values import instant
 from feedq.errors import InvalidInput
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -19,10 +19,11 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 
+from feedq.core.json_texts import read_json
 from feedq.core.passwords import mask_url
 from feedq.core.plugins import load_installed, valid_options
 from feedq.core.remedies import driver_text, with_remedy
-from feedq.core.values import StrictModel, read_json
+from feedq.core.values import StrictModel
 from feedq.errors import CatalogUnavailable, NotFound
 from feedq.settings import Settings
 from feedq.verbs.manifests import Manifest

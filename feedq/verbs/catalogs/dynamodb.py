@@ -17,7 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import BeforeValidator, Field, field_validator
 
-from feedq.core.values import is_loopback
+from feedq.core.permission import is_loopback
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import Content, FeedCatalog, Mapped, from_text, plain

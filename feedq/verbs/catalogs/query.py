@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
+from feedq.core.json_texts import read_json
 from feedq.core.passwords import mask_url
-from feedq.core.values import read_json
 from feedq.errors import CatalogUnavailable
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import Content, FeedCatalog

@@ -40,6 +40,7 @@ from feedq.control.store.jobs.runs import promote_behind
 from feedq.control.store.protocol import SCHEMA, call, document
 from feedq.core.authorship import checked_reason
 from feedq.core.model import Version, require_version
+from feedq.core.moments import instant
 from feedq.core.schedule import ticks
 from feedq.core.schedule.cron import parse
 from feedq.core.schedule.model import (
@@ -53,7 +54,6 @@ from feedq.core.schedule.model import (
 )
 from feedq.core.schedule.spec import BEAT_PREFIX, NOT_OF_JOB, Overlap, Queue, ScheduleSpec
 from feedq.core.schedule.ticks import Unfinished, fire_time
-from feedq.core.values import instant
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.telemetry.event_names import EventKind
 
