@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +23,7 @@ from uuid import UUID
 
 import uvloop
 
+from feedq.connectors.base import load_connector
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock, SystemClock
@@ -43,7 +45,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.tap import TapPart
 from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import Action
-from feedq.errors import Unavailable
+from feedq.errors import InvalidInput, Unavailable
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.watched_threads import WatchedThread, note_turn
@@ -289,6 +291,10 @@ class Supervisor:
     def _claims_answered(
         self, worker_id: UUID, granted: list[Claim], refused: list[FeedKey], sure: bool
     ) -> None:
+        # Here, not on the event loop: the first feed of a connector has it imported, for tenths of a second.
+        for kind in {claim.feed.spec.connector for claim in granted}:
+            with suppress(InvalidInput):  # the feed is told
+                load_connector(kind)
         now = self._clock.monotonic()
         self._driver.tell(self.core.claims_answered, worker_id, granted, refused, sure=sure, now=now)
 

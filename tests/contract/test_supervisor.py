@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
@@ -31,8 +31,10 @@ from feedq.core.model import (
     TargetState,
     Worker,
 )
+from feedq.errors import InvalidInput
 from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
+from feedq.worker import supervisor
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor
 from tests.contract.harness import Harness
@@ -176,6 +178,22 @@ def three_feeds(stage: Stage, *, quarantined: bool) -> None:
         stage.store.workers.report_loss(
             lost.id, Loss("stalled", "stood still", stage.store.feeds.get("b").id, is_certain=True)
         )
+
+
+def test_a_connector_is_imported_beside_the_loop_on_which_others_stream(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importers: list[str] = []
+
+    def load(kind: str) -> Any:
+        importers.append(current_thread().name)
+        raise InvalidInput(f"no {kind} here")
+
+    monkeypatch.setattr(supervisor, "load_connector", load)
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    assert importers == ["feedq-lease-client"]
 
 
 @pytest.mark.parametrize("quarantined", [False, True])
