@@ -95,7 +95,7 @@ def test_what_fails_is_said_in_the_words_of_the_api_and_what_was_typed_stays(roo
     [
         (VIEWER, OF_ACME, "is a viewer, and this needs the role operator"),
         (TENANT_OPERATOR, "/feeds?match=globex/*", "No feed matches"),
-        (OPERATOR, "/feeds", "choose some by a filter first"),
+        (OPERATOR, "/feeds", "set a filter first"),
     ],
 )
 def test_a_button_that_is_refused_says_why(room: ControlRoom, login: str, path: str, why: str) -> None:
