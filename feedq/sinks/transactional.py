@@ -215,41 +215,26 @@ class TransactionalSink:
         raise self._unavailable(last) from last
 
     def _connect(self) -> SinkSession:
-        """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
-        if self._session is not None and self._session.is_broken:
-            self.close()
-        for attempt in range(READ_ATTEMPTS_MAX):
-            try:
-                self._session = self._session or self._open()
-                return self._session
-            except self.session_type.errors as error:
-                last = error
-                if self.session_type.scope(error) is not ErrorScope.CONFLICT:
-                    break
-                # Somebody else makes feedq's own tables at this moment.
-                time.sleep(attempt * CONFLICT_PAUSE_S)
-            except (OSError, RuntimeError) as error:
-                # Not all that a driver raises when it cannot connect is wrapped.
-                raise self._unavailable(error) from error
-        raise self._unavailable(last) from last
-
-    def _open(self) -> SinkSession:
-        """A new session; feedq's own tables are there. Raises the session's errors, `SinkUnavailable`."""
-        session = self.session_type(
-            self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
-        )
+        """The session, opened anew if there is none or it is known to be broken; feedq's own tables are there.
+        Raises `SinkUnavailable`."""
+        if self._session is not None and not self._session.is_broken:
+            return self._session
+        self.close()
         try:
-            session.ensure_bookkeeping()
-        except session.errors as error:
-            if session.is_broken or session.scope(error) is not ErrorScope.TARGET:
-                session.close()
-                raise
-            self._session = session
-            raise self._unavailable(error, MAKE_TABLES) from error
+            self._session = self.session_type(
+                self._engine, environment=self._environment, worker_id=self._worker_id, role=self._role
+            )
+            self._session.ensure_bookkeeping()
+        except self.session_type.errors as error:
+            is_forbidden = self._session is not None and self._session.scope(error) is ErrorScope.TARGET
+            raise self._unavailable(error, MAKE_TABLES if is_forbidden else "") from error
+        except (OSError, RuntimeError) as error:
+            # Not all that a driver raises when it cannot connect is wrapped.
+            raise self._unavailable(error) from error
         except BaseException:
-            session.close()
+            self.close()
             raise
-        return session
+        return self._session
 
     def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
         """The error for the caller; the session starts afresh, whatever state it was in."""
