@@ -64,7 +64,13 @@ def feedq(place: Path, *words: str) -> str:
     return run(place, "-c", "from feedq.cli import main; main()", *words)
 
 
-def test_the_page_has_all_files_of_a_package() -> None:
+def test_the_page_has_all_files_of_a_package_and_two_commands() -> None:
+    text = PAGE.read_text()
+    assert re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL) == [
+        "pip install -e acme-feeds\nfeedq connectors ticker\n",
+        "pip install pytest\npytest acme-feeds\n",
+    ]
+    assert text.count("\n```\n") == len(FILE.findall(text)) + 4, "what the tests below do not try"
     assert [name for name, _ in FILE.findall(PAGE.read_text())] == [
         "pyproject.toml",
         "acme_feeds/ticker.py",
