@@ -7,16 +7,21 @@ single call of msgspec, which decodes nothing and stops at the first member that
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from feedq.core.json_texts import read_json
 from feedq.core.notices import ADDED, FIELD
+from feedq.errors import InvalidInput
 from feedq.records.batch import Batch
-from feedq.sinks.mapping import ColumnType, type_of
+from feedq.sinks.mapping import ColumnType, Drift, type_of
+
+if TYPE_CHECKING:
+    from feedq.sinks.base import FeedWrite, Target
+    from feedq.sinks.session import SinkSession
 
 FIELDS_MAX: Final = 50
 """Fields of one feed that are told: a source that makes up names for ever is noticed by as many."""
@@ -83,6 +88,45 @@ class FieldWatch:
         """Return the notices since the last call."""
         news, self._news = self._news, {}
         return news
+
+
+def watch_fields(session: SinkSession, target: Target, writes: Sequence[FeedWrite]) -> str | None:
+    """Look for fields that no column takes, before the transaction that lands these writes, and add columns where
+    that is set. Returns why the target cannot work any more, if it cannot."""
+    plan = session.plan(target)
+    taken = plan.taken
+    watched = [(write, write.watch) for write in writes if write.watch is not None]
+    for write, watch in watched:
+        watch.has_come(taken)
+        watch.look(write.batches, taken, partial(session.column_fault, plan.shape))
+    if target.drift is not Drift.ADD:
+        return None
+    lacking = {name: type_ for _, watch in watched for name, type_ in watch.lacking(taken).items()}
+    if not lacking or not any(watch.is_due() for _, watch in watched):
+        return None
+    if target.adds_columns:
+        _add_columns(session, target, lacking, watched[0][1])
+    session.refresh([target])
+    if wrong := session.get_ready([target]):
+        return wrong[target]
+    for _, watch in watched:
+        watch.has_come(session.plan(target).taken)
+    return None
+
+
+def _add_columns(
+    session: SinkSession, target: Target, columns: Mapping[str, ColumnType], watch: FieldWatch
+) -> None:
+    """Add columns while nothing is locked. What cannot be added is told: the records land without it."""
+    try:
+        session.add_columns(target, columns)
+    except InvalidInput as error:
+        watch.tell_fault(str(error))
+    except session.errors as error:
+        session.rollback()
+        if session.is_broken:
+            raise
+        watch.tell_fault(session.explain(error))
 
 
 def _shown(name: str) -> str:

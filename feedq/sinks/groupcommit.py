@@ -21,15 +21,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 from uuid import uuid4
 
 from feedq.core.model import FeedKey
-from feedq.errors import InvalidInput
 from feedq.sinks.base import DeadRecord, FeedWrite, Target, Written, parts
-from feedq.sinks.field_watch import FieldWatch
-from feedq.sinks.mapping import ColumnType, Drift
+from feedq.sinks.field_watch import watch_fields
+from feedq.sinks.mapping import Drift
 from feedq.sinks.plan import TargetPlan
 from feedq.sinks.refusals import OverBudget, TargetLanding, Unfit
 from feedq.sinks.session import ErrorScope, SinkSession
@@ -106,8 +104,9 @@ class GroupCommit:
         """The writes that are not without hope whatever their records."""
         wrong = self._session.get_ready(groups)
         for target in groups:
-            if target.drift is not Drift.IGNORE and target not in wrong:
-                wrong |= self._watch_fields(target, groups[target])
+            is_watched = target.drift is not Drift.IGNORE and target not in wrong
+            if is_watched and (why := watch_fields(self._session, target, groups[target])):
+                wrong[target] = why
         usable: list[FeedWrite] = []
         for target, group in groups.items():
             why_none = wrong.get(target)
@@ -117,41 +116,6 @@ class GroupCommit:
                 else:
                     usable.append(write)
         return usable
-
-    def _watch_fields(self, target: Target, writes: Sequence[FeedWrite]) -> dict[Target, str]:
-        """Look for fields that no column takes. Returns the target, if it cannot work any more, and why."""
-        plan = self._session.plan(target)
-        taken = plan.taken
-        watched = [(write, write.watch) for write in writes if write.watch is not None]
-        for write, watch in watched:
-            watch.has_come(taken)
-            watch.look(write.batches, taken, partial(self._session.column_fault, plan.shape))
-        if target.drift is not Drift.ADD:
-            return {}
-        lacking = {name: type_ for _, watch in watched for name, type_ in watch.lacking(taken).items()}
-        if not lacking or not any(watch.is_due() for _, watch in watched):
-            return {}
-        if target.adds_columns:
-            self._add_columns(target, lacking, watched[0][1])
-        self._session.refresh([target])
-        if wrong := self._session.get_ready([target]):
-            return wrong
-        for _, watch in watched:
-            watch.has_come(self._session.plan(target).taken)
-        return {}
-
-    def _add_columns(self, target: Target, columns: Mapping[str, ColumnType], watch: FieldWatch) -> None:
-        """Before the transaction, so that nothing is locked meanwhile. What cannot be added is told: the records
-        land without it."""
-        try:
-            self._session.add_columns(target, columns)
-        except InvalidInput as error:
-            watch.tell_fault(str(error))
-        except self._session.errors as error:
-            self._session.rollback()
-            if self._session.is_broken:
-                raise
-            watch.tell_fault(self._session.explain(error))
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Lock the checkpoints that are as we left them, to the end; returns the keys of the other feeds."""
