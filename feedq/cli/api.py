@@ -91,7 +91,7 @@ def _shown(host: str) -> str:
 
 @options.group(short_help="Tokens of the HTTP API: add, list, remove.")
 def token() -> None:
-    """Tokens of the HTTP API, each with a role, and with an end.
+    """Tokens of the HTTP API, each with a role and an expiry.
 
     \b
     Example:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feedq.settings import Settings
 
 
-@options.group(short_help="Migrate the control database, make its roles.")
+@options.group(short_help="Migrate the control database and create its roles.")
 def db() -> None:
     """The control database (FEEDQ_DATABASE_URL).
 

@@ -89,7 +89,7 @@ def list_(
     answer_list(invocation, views, tables.feed_columns(now), empty=empty, wide=tables.wide_feed_columns(now))
 
 
-@feed.command()
+@feed.command(short_help="Everything about one feed.")
 @click.argument("name")
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one feed: status and reason, progress, last error, declaration.
@@ -107,7 +107,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     answer(invocation, found, fact_lines(facts, found.declaration))
 
 
-@feed.command()
+@feed.command(short_help="Show records as they land.")
 @click.argument("name")
 @click.option(
     "--limit",
@@ -176,7 +176,7 @@ def resume(invocation: Invocation, **asked: Any) -> None:
     _act(invocation, feeds.FeedAction.RESUME, "resumed", **asked)
 
 
-@feed.command()
+@feed.command(short_help="Restart feeds where they left off.")
 @_acts
 def restart(invocation: Invocation, **asked: Any) -> None:
     """Restart feeds where they left off, and forget their failures.
@@ -189,7 +189,7 @@ def restart(invocation: Invocation, **asked: Any) -> None:
     _act(invocation, feeds.FeedAction.RESTART, "restarted", **asked)
 
 
-@feed.command()
+@feed.command(short_help="Move feeds to other workers.")
 @click.option("--to", "target", metavar="WORKER", help="Target worker. [default: any with room]")
 @_acts
 def move(invocation: Invocation, **asked: Any) -> None:
@@ -263,7 +263,7 @@ def _warning(action: feeds.FeedAction) -> str:
     )
 
 
-@feed.command()
+@feed.command(short_help="Continue from a checkpoint left in the sink.")
 @click.argument("name")
 @click.option("--number", type=click.IntRange(min=1), help="Which checkpoint, if several have this name.")
 @click.option("--force", is_flag=True, help="Even if the feed has already landed records of its own.")
@@ -287,7 +287,7 @@ def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None
     answer(invocation, adopted, f"{name} adopted")
 
 
-@feed.command()
+@feed.command(short_help="Show fields without a column, or add columns.")
 @click.argument("name")
 @click.option("--apply", "must_apply", is_flag=True, help="Add the columns; requires `drift: add`.")
 @options.yes
@@ -320,7 +320,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 # -- trying --------------------------------------------------------------------------------------------
 
 
-@feed.command("test")
+@feed.command("test", short_help="Try a feed without importing anything.")
 @click.argument("name")
 @click.option(
     "-f",

@@ -231,7 +231,7 @@ def _newer(invocation: Invocation, which: dict[str, Any], last: int) -> list[his
 
 @options.group(short_help="List, show, cordon, uncordon and drain workers.")
 def worker() -> None:
-    """The workers with their load and spread, and which of them may be given feeds.
+    """Workers, their load, and whether they take feeds.
 
     \b
     Example:
@@ -300,7 +300,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     answer(invocation, view, f"{view.worker.name} serving")
 
 
-@worker.command()
+@worker.command(short_help="Move a worker's feeds to others.")
 @click.argument("name")
 @options.waits()
 @options.changes

@@ -121,12 +121,12 @@ def _author() -> Author:
 def main() -> None:
     """Keep every feed running on exactly one worker, and land its data exactly once.
 
-    Settings come from FEEDQ_* environment variables, first of all FEEDQ_DATABASE_URL. Every command takes
-    --json and then prints one JSON document. Exit status: 0 done, 1 failed, 2 wrong usage or input.
+    Settings are FEEDQ_* environment variables, above all FEEDQ_DATABASE_URL. Exit status: 0 done, 1 failed,
+    2 wrong usage or input.
 
     \b
     Example:
       feedq up --demo                  everything on this machine, with a demo source
       feedq apply -f feeds.yaml        declare feeds
-      feedq feed list                  see how they fare
+      feedq feed list                  see how they are doing
     """

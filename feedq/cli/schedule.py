@@ -35,7 +35,7 @@ TRIED = "example"
     short_help="Jobs once per tick: list, show, next, runs, set, edit, trigger, backfill, pause, cancel.",
 )
 def schedule() -> None:
-    """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
+    """Jobs that run once per tick on the whole cluster: by cron, at intervals, or once.
 
     \b
     Example:

@@ -37,11 +37,11 @@ data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=STACK_DIR,
-    help="Where the databases, logs and ports are kept. Delete it to begin anew.",
+    help="Where databases, logs and ports are kept. Delete it to start afresh.",
 )
 
 
-@options.command()
+@options.command(short_help="Run everything on this machine.")
 @click.option("--workers", type=click.IntRange(0, 64), default=3, help="Worker processes.")
 @click.option("--beats", type=click.IntRange(0, 16), default=2, help="Beats; one is elected.")
 @click.option(
@@ -107,7 +107,7 @@ def up(
         raise SystemExit(1)
 
 
-@options.command()
+@options.command(short_help="Print the settings of the running `feedq up`.")
 @data_dir_option
 def env(invocation: Invocation, *, data_dir: Path) -> None:
     """Print the settings of the running `feedq up`, passwords included, for a shell to evaluate.
