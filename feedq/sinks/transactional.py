@@ -1,12 +1,12 @@
 """The sink for databases with transactions: data and checkpoint in one of them, gated by the epoch.
 
-`TransactionalSink` holds one session, opened when it is first needed and again after it broke, and decides what an
-error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`; what each database does its
-own way is behind `feedq.sinks.session`.
+`TransactionalSink` holds one session, opens it when it is first needed and again after it broke, and decides what
+an error means for the caller. `feedq.sinks.groupcommit` commits a group; what each database does in its own way is
+in its `feedq.sinks.session.SinkSession`.
 
-What it relies on: whoever commits a feed's records holds the feed's checkpoint row locked from before the
-first record to the commit, under an epoch that the row still has. So a stale owner can commit nothing, and
-a successor that has fenced sees all that its predecessor ever committed.
+It relies on this: whoever commits a feed's records holds the feed's checkpoint row locked from before the first
+record until the commit, under an epoch that the row still has. So a stale owner can commit nothing, and a
+successor that has fenced sees everything that its predecessor ever committed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAKE_TABLES: Final = (
 def _on_session(
     work: Callable[Concatenate[SinkSession, P], T],
 ) -> Callable[Concatenate[TransactionalSink, P], T]:
-    """A method that does this on the session of its sink, and may be repeated."""
+    """Makes a method that does this on the session of its sink, and may be repeated."""
 
     def method(self: TransactionalSink, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._do(lambda session: work(session, *args, **kwargs))
@@ -62,7 +62,7 @@ def _on_session(
 class TransactionalSink:
     """A session with a database, on behalf of one worker. Belongs to one thread.
 
-    What its methods promise is said at `feedq.sinks.base.Sink`.
+    `feedq.sinks.base.Sink` documents its methods.
     """
 
     session_type: type[SinkSession]
