@@ -40,6 +40,8 @@ CLAIM_WINDOW = 256
 """Messages of `stream_feed` that a worker takes before it acknowledges: fewer, and round trips to the broker pace
 a start of thousands of feeds."""
 _NOTHING: Final[dict[str, Any]] = {}
+_NO_PAYLOAD: Final = ((), _NOTHING, _NOTHING)
+"""Arguments, and what `celery.worker.request.Request._context` puts into the headers when a task is revoked."""
 CLOSE_GRACE_S = 0.3
 """What reconcile and the callbacks get to end by themselves."""
 
@@ -227,7 +229,7 @@ def _accept(accept_callback: Callable[..., Any]) -> None:
         request._body = b""
         request._request_dict = _NOTHING
         request._on_ack = request._on_reject = noop
-        request._Request__payload = None
+        request._Request__payload = _NO_PAYLOAD
         request._type = request.name = STREAM_FEED
         request._kwargs, request._kwargsrepr = _NOTHING, "{}"
         request._content_type, request._content_encoding = "application/json", "utf-8"
