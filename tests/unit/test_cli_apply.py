@@ -105,6 +105,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(command: Command) 
     assert differs.startswith('~ a\n    sink.table: "t" -> "u"\n0 added, 1 changed')
     assert command.ok(*tried, "--prune", given="feeds: []\n").startswith("- a\n0 added, 0 changed, 1 removed")
     assert "must be a list" in command.refused(*tried, given="feeds: 1\n", status=2)
+    assert "--tenant: limits prune" in command.refused("apply", "-f", "-", "--tenant", "acme", given=same)
     command.store.control.is_away = True
     command.refused(*tried, given=same, status=1)
     command.store.control.is_away = False
