@@ -4,8 +4,8 @@ A connector opens its source at a cursor and yields one `feedq.records.batch.Bat
 the next only when there is room for it, so a connector that waits for its consumer has backpressure for
 free. It reports trouble by raising:
 
-* `SourceUnavailable` for what another try may mend (refused, reset, silent, closed by the peer);
-* `FeedMisconfigured` for what only an edit can (a bad option, refused credentials).
+* `SourceUnavailable` for what another attempt may fix (refused, reset, silent, closed by the peer);
+* `FeedMisconfigured` for what only an edit can fix (a bad option, refused credentials).
 
 Any other exception counts as `SourceUnavailable` and is logged with its traceback. Cancelling the
 generator must end it within a second.
@@ -70,18 +70,18 @@ class ConnectorOptions(StrictModel):
 
     @property
     def record_csv(self) -> CsvFormat | None:
-        """How to take apart the records that are given; None if they are no CSV."""
+        """How to split the records that are given into fields; None if they are not CSV."""
         return self.csv if self.csv is not None and self.csv.fields else None
 
     @property
     def record_format(self) -> RecordFormat:
-        """What the records are that are given: of CSV whose fields its first line names, they are JSON."""
+        """The format of the records that are given: JSON, if they are CSV whose first line names its fields."""
         return "json" if self.format == "csv" and self.record_csv is None else self.format
 
     @property
     def remote_host(self) -> str | None:
-        """Whom the feed dials, in lower case and without a port; None if nobody. How many feeds connect to one
-        host at a time is paced."""
+        """The host that the feed dials, in lower case and without a port; None if it dials none. Connections to
+        one host are paced."""
         return None
 
     @property
@@ -90,30 +90,30 @@ class ConnectorOptions(StrictModel):
         return self.remote_host or "the source"
 
     def check_cursor(self, cursor: JSON) -> None:
-        """Raises `ValueError`, with what is wrong, for what is no cursor of this connector."""
+        """Raises `ValueError`, saying what is wrong, for a cursor that this connector does not understand."""
 
     def cursor_back(self, cursor: JSON, records: int) -> JSON:
-        """The cursor so many records before this one. Raises `ValueError` where that does not tell."""
+        """The cursor that many records before this one. Raises `ValueError` where cursors do not tell."""
         raise ValueError("the cursors of this connector do not count records")
 
     def cursor_at(self, cursor: JSON, at: datetime) -> JSON:
-        """The cursor of a moment before this one. Raises `ValueError` where that does not tell."""
+        """The cursor at a moment before this one. Raises `ValueError` where cursors do not tell."""
         raise ValueError("the cursors of this connector do not tell the time")
 
     def cursor_place(self, cursor: JSON) -> int:
-        """Where a cursor lies among the others of its feed: what is read later lies further. By this a backfill
-        ends. Raises `ValueError` where that does not tell."""
+        """A cursor as a number that is larger for what is read later: this is how a backfill knows its end.
+        Raises `ValueError` where cursors do not tell."""
         raise ValueError("the cursors of this connector do not tell which of two is the later one")
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
-        """The cursor that a person means, who may leave out what it has in common with one of the same feed.
-        Raises `ValueError`."""
+        """The cursor that a person means by ``said``, who may leave out what it shares with ``like``, another
+        cursor of the feed. Raises `ValueError`."""
         self.check_cursor(said)
         return said
 
     def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
-        """What of a batch lies no further than this place; ``before`` is the cursor of the batch before it. Not
-        asked of connectors that heed `Context.ends_at`."""
+        """The part of a batch up to this place, or None; ``before`` is the cursor of the batch before it.
+        Connectors that heed `Context.ends_at` are not asked."""
         raise ValueError("its connector reads beyond the end that it was told")
 
     @field_validator("csv")
@@ -150,7 +150,7 @@ def check_format(info: ValidationInfo, *formats: RecordFormat) -> None:
 
 
 def needs_json(wanted: bool, info: ValidationInfo) -> bool:
-    """A validator of an option that makes JSON of what it is given."""
+    """Validates an option that turns what it is given into JSON."""
     if wanted:
         check_format(info, "json")
     return wanted
@@ -167,8 +167,8 @@ class SocketGuard(Protocol):
 class Room(Protocol):
     """The memory that this worker has for what was received and is not committed yet, over all its feeds.
 
-    Whoever reads ahead of its consumer takes what it holds, gives it back as it passes it on, and does not
-    read on while nothing is left.
+    Code that reads ahead of its consumer takes what it holds, gives it back as it passes it on, and stops reading
+    while nothing is left.
     """
 
     @property
@@ -181,7 +181,7 @@ class Room(Protocol):
 
 
 class Boundless:
-    """Room without an end, for whoever has one feed only."""
+    """Unlimited room, for tools that run a single feed."""
 
     left = sys.maxsize
 
@@ -193,7 +193,7 @@ class Boundless:
 BOUNDLESS: Final[Room] = Boundless()
 
 NEVER: Final = Event()
-"""Stays unset: an async connector is cancelled, and has no need to ask."""
+"""Stays unset: an async connector is cancelled and need not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ class Context:
 
 
 def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -> None:
-    """Tell that a source may have discarded what was not read yet; reading goes on. ``missed``: how many records
-    that is, where it is known."""
+    """Log that a source may have discarded records before they were read; reading goes on. ``missed``: how many,
+    if that is known."""
     SOURCE_MISSED.inc(missed)
     logger.warning(LogEvent.SOURCE_GAP, feed=context.feed, source=str(source), detail=detail)
 

@@ -1,4 +1,4 @@
-"""Blocking connectors: plain generators, each on a thread of its own, seen from the event loop.
+"""Blocking connectors: plain generators, each on a thread of its own, as the event loop sees them.
 
 ::
 
@@ -9,12 +9,12 @@ Invariants:
 
 * a generator runs, and is closed, on its own thread; nothing else of the feed does;
 * one batch waits at most: the generator goes on when the loop has taken it, which is its backpressure;
-* a thread that was told to stop hands nothing over any more. The feed waits `STOP_S` for it at most: one that
-  has not ended by then is left behind and named in the log, and can do nothing but hold memory.
+* a thread that was told to stop hands nothing over any more. The feed waits `STOP_S` for it at most; after that
+  the thread is left behind and named in the log, and can do nothing but hold memory.
 
 The threads are daemons and not the loop's own pool: thousands of feeds could not share that, and a process must be
 able to end without them. `Batch.on_committed` is called on the loop, as for every connector: a generator that
-acknowledges looks at what it left there, for it has no other way to be called while it waits.
+acknowledges must look for what the callback left, since nothing can call it while it waits.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _shut(fileno: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """The generator is over: by itself, or with an error."""
+    """The generator has ended, by itself or with an error."""
 
     error: Exception | None
 

@@ -78,7 +78,7 @@ class MessageOptions(RemoteOptions):
 
 
 def name_at_source(environment: str, feed: str) -> str:
-    """What a feed is called at its source: the same on every worker, another one for each feed.
+    """The name of a feed at its source: the same on every worker, different for each feed.
 
     Of letters, digits and dashes only, which every server allows.
     """
@@ -102,7 +102,7 @@ def enclose(about: Mapping[str, JSON], payload: bytes) -> bytes:
 
 def payload_member(payload: bytes) -> dict[str, msgspec.Raw | str]:
     """``data`` or ``data_base64`` of an envelope."""
-    # It must be one value: text that goes on behind it could forge the envelope.
+    # It must be a single value: text that follows one could forge the envelope.
     return {"data": msgspec.Raw(payload)} if is_json(payload) else text_member("data", payload)
 
 
@@ -125,9 +125,9 @@ def oversize(where: object, options: MessageOptions, *, size: int, after: JSON) 
 class Inbox(Generic[Item]):
     """What has arrived and the connector has not taken yet, in order, or the error that ended it.
 
-    Whoever reads the source puts, the generator takes everything there is. The sum of sizes tells the former when
-    to pause, and so does the worker's memory: of that an item takes its size until the generator asks for the next
-    ones. One taker at a time, all on one event loop. To be closed.
+    The reader of the source puts items, and the generator takes whatever there is. The reader should pause when
+    the items are too large together, and when the worker has no memory left: each item takes its size of that
+    until the generator asks for the next ones. One taker at a time, all on one event loop. To be closed.
     """
 
     def __init__(self, *, bytes_max: int, room: Room, on_taken: Callable[[], None] = lambda: None) -> None:
@@ -149,7 +149,7 @@ class Inbox(Generic[Item]):
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be put; it is not refused. In a full worker there may still be one item."""
+        """Whether the reader should pause; items are taken all the same. A full worker still allows one item."""
         return self.size >= self._bytes_max or (self.size + self._taken > 0 and self._room.left <= 0)
 
     def put(self, item: Item, *, size: int) -> None:
@@ -159,8 +159,8 @@ class Inbox(Generic[Item]):
         self._arrived.set()
 
     def fail(self, failure: FeedqError) -> None:
-        """Say that nothing more comes; the first reason counts. `take` gives nothing more either: what was not
-        taken was not acknowledged, so it comes again. Who knows better asks for the `rest`."""
+        """Say that nothing more comes; the first reason counts. `take` raises it at once: what was not taken was
+        not acknowledged either, so it comes again. What would not come again is still in `rest`."""
         if self.failure is None:
             self.failure = failure
         self._arrived.set()
@@ -199,7 +199,7 @@ class Inbox(Generic[Item]):
 
 @dataclass(slots=True)
 class TakenMessages(Generic[Receipt]):
-    """What some messages come to, up to one that cannot land."""
+    """The records of some messages, up to the first that cannot land."""
 
     records: list[bytes] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)

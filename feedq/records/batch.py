@@ -23,7 +23,7 @@ class Records:
 
     @classmethod
     def of(cls, records: Iterable[bytes]) -> Records:
-        """Records in whichever form holds them as they are."""
+        """Records in the fast form if it can hold them, else in the general one."""
         kept = tuple(records)
         lines = as_lines(kept)
         fits = b"\r" not in lines and lines.count(b"\n") == len(kept) and all(kept)
@@ -63,7 +63,7 @@ class Records:
             end = start - 1
 
     def leaving_out(self, is_excluded: Callable[[bytes], bool]) -> Records:
-        """What is left of the records when some are no part of the feed."""
+        """The records without those that are not part of the feed."""
         kept = [record for record in self.split() if not is_excluded(record)]
         return Records(records=tuple(kept)) if self.lines is None else Records(lines=as_lines(kept))
 

@@ -213,7 +213,7 @@ class MqttConnector:
 
 
 def about(message: Message) -> dict[str, JSON]:
-    """What an envelope says of a message."""
+    """What an envelope tells about a message."""
     said: dict[str, JSON] = {"topic": message.topic, "retain": message.retain}
     if message.properties:
         said["properties"] = dict(message.properties)
@@ -221,5 +221,5 @@ def about(message: Message) -> dict[str, JSON]:
 
 
 def identifier_of(topic: str) -> int:
-    """By which the messages of a subscription are known, whatever others there are."""
+    """The identifier of a subscription: always the same, whatever other subscriptions there are."""
     return crc32(topic.encode()) % IDENTIFIER_MAX + 1

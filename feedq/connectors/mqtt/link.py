@@ -60,11 +60,11 @@ class Message(NamedTuple):
     subscriptions: Sequence[int] = ()
     """The identifiers of the subscriptions that it comes by; MQTT 5 only."""
     left_out_bytes: int = 0
-    """Of a message that was too large to be read: about as many. It is the last one."""
+    """The size of a message that was too large to be read, about; it is the last one."""
 
     @property
     def size(self) -> int:
-        """What it takes in memory, about."""
+        """Its size in memory, about."""
         about = sum(len(name) + len(value) + PROPERTY_BYTES for name, value in self.properties)
         return len(self.payload) + len(self.topic) + MESSAGE_BYTES + about
 
@@ -215,7 +215,7 @@ class MqttLink:
         await asyncio.wait([event, self._lost], timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """Take leave of the broker, and cut the connection once that is sent. May be repeated."""
+        """Disconnect from the broker, and close the connection once that is sent. May be repeated."""
         if self._reading is not None:
             self._reading.cancel()
         if self._reading is not None and not self.is_lost:

@@ -54,7 +54,7 @@ INACTIVE_S: Final = 300.0
 
 
 class Retention(StrEnum):
-    """What keeps a message in a stream."""
+    """The policy by which a stream keeps its messages."""
 
     LIMITS = "limits"
     WORK_QUEUE = "workqueue"
@@ -63,16 +63,16 @@ class Retention(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What a server says of a stream."""
+    """A stream as its server describes it."""
 
     name: str
     created: str
-    """When it was made: that tells it from another one of its name."""
+    """When it was made, which tells it from another stream of the same name."""
     retention: Retention
     first_seq: int
     last_seq: int
     keeps_each: bool = True
-    """Whether a newer message of a subject takes the place of none before it."""
+    """Whether messages stay when newer ones of their subject come."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamFacts:
@@ -92,7 +92,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin in a stream as it is now."""
+    """The place in a stream to begin at."""
 
     policy: Literal["all", "new", "last", "by_start_sequence"]
     seq: int | None = None
@@ -100,9 +100,9 @@ class Start:
     landed: int = 0
     """Messages up to this sequence have landed, whatever the server delivers."""
     gap: str | None = None
-    """What is missing, for the log."""
+    """What was lost, for the log."""
     missed: int = 0
-    """How many messages that is, if it is known."""
+    """How many messages that is, if known."""
 
 
 def choose_start(position: NatsCursor | None, stream: StreamFacts, deliver: Deliver) -> Start:
@@ -127,7 +127,7 @@ def choose_start(position: NatsCursor | None, stream: StreamFacts, deliver: Deli
 
 
 class JetStream:
-    """What is asked of a server's API about one stream. Raises what `NatsClient.ask` does."""
+    """Requests to a server's API about one stream. Raises what `NatsClient.ask` does."""
 
     def __init__(self, client: NatsClient, options: NatsOptions) -> None:
         self._client = client
@@ -239,7 +239,7 @@ _ACK: Final = "$JS.ACK."
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLost:
-    """The consumer is of no more use; what the server said."""
+    """What the server said when the consumer became useless."""
 
     status: str
     said: str
@@ -330,7 +330,7 @@ class Pulls:
             return
 
     def close(self) -> None:
-        """Nothing of it comes any more. May be repeated."""
+        """Give back the room of all requests. May be repeated."""
         for reply in list(self._requests):
             self._end(reply)
 
@@ -341,7 +341,7 @@ class Pulls:
         return request
 
     def handle(self, status: NatsMessage) -> ConsumerLost | None:
-        """What a status message means for the requests; the trouble if it is more than the end of one."""
+        """Takes a status message. Returns the trouble if it means more than that a request has ended."""
         headers = status.headers
         code, said = headers.get(STATUS, ""), headers.get(DESCRIPTION, "")
         if code == HEARTBEAT:
@@ -358,7 +358,7 @@ class Pulls:
 
 
 class Received(NamedTuple):
-    """What a message's reply subject says of it."""
+    """A message's place in its stream, as its reply subject tells it."""
 
     seq: int
     """Of the stream."""
@@ -538,7 +538,7 @@ class Reading:
 
 
 def about(message: NatsMessage, received: Received) -> dict[str, JSON]:
-    """What an envelope says of a message."""
+    """What an envelope tells about a message."""
     at = datetime.fromtimestamp(min(received.at_ns, AT_NS_MAX) / NANOSECONDS, UTC)
     said: dict[str, JSON] = {"subject": message.subject, "seq": received.seq, "time": at.isoformat()}
     if message.raw_headers:

@@ -64,7 +64,7 @@ class StreamEntry(NamedTuple):
     values: Sequence[bytes] = ()
     """Fields and values in turn; of ``source.field`` alone, if the entry has it."""
     too_large: str = ""
-    """What of it is over a limit, and over which; then it was not read."""
+    """What is over which limit; then the entry was not read."""
 
 
 KEPT_ID_BYTES: Final = 64
@@ -123,7 +123,7 @@ class RedisConnector:
     # -- where to begin ------------------------------------------------------------------------------------
 
     async def _log_in(self, link: RedisLink, cursor: JSON) -> dict[bytes, Id]:
-        """The id to go on after, of each stream."""
+        """The id to resume after, of each stream."""
         user = credential(self._options.username, self._context)
         password = credential(self._options.password, self._context)
         database = int(self._location.target[1:] or 0)
@@ -173,14 +173,14 @@ class RedisConnector:
         return position
 
     def _start_over(self, stream: bytes, last: Id, position: Id) -> Id:
-        """Ids only grow, unless a stream is deleted and made anew, or restored; then none may ever follow our
+        """Ids only grow, unless a stream is deleted and made anew, or restored; then none might ever follow our
         position."""
         made_anew = f"its last id {id_text(last)} is before the cursor {id_text(position)}: it was made anew"
         self._log_gap(stream, f"{made_anew}, and is read from its beginning")
         return ZERO
 
     async def _look_for_new_streams(self, link: RedisLink, positions: dict[bytes, Id]) -> None:
-        """Whether a stream that brings nothing has been made anew under our eyes."""
+        """Start over in a stream that brings nothing because it was made anew while we read it."""
         link.send(*(("XINFO", "STREAM", stream) for stream in positions))
         for stream, position in positions.items():
             info = _pairs(await link.answer(unless="no such key"))

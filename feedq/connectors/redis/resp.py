@@ -29,15 +29,15 @@ _INTEGER: Final = re.compile(rb":[+-]?[0-9]{1,19}")
 
 
 class RedisRefusal(Exception):
-    """What the server says instead of doing what it was told."""
+    """The server's refusal of a command."""
 
 
 class BrokenAnswer(Exception):
-    """What no Redis server answers."""
+    """An answer that no Redis server gives."""
 
 
 class LeftOut(NamedTuple):
-    """A text that is larger than what is kept."""
+    """A text too large to be kept."""
 
     size: int
 
@@ -67,7 +67,7 @@ class RedisLink:
             return None
 
     def close(self) -> None:
-        """Cut it at once: there is nothing of ours on its way. May be repeated."""
+        """Close it at once: nothing of ours is on its way. May be repeated."""
         self._connection.close()
 
     # -- piece by piece --------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class RedisLink:
         return LeftOut(size) if size > at_most else await self._take(size)
 
     async def skip(self, left_out: LeftOut) -> None:
-        """Go on behind a text that was left out."""
+        """Skip a text that was left out."""
         left = left_out.size + len(_END)
         while left > len(self._buffer) - self._at:
             left -= len(self._buffer) - self._at

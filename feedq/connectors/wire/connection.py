@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._buffer)
 
     def peek(self) -> bytes:
-        """What has arrived and waits to be taken, and stays."""
+        """Returns what has arrived and leaves it there."""
         return bytes(self._buffer)
 
     @property
@@ -190,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         return taken
 
     def put_back(self, data: bytes | bytearray) -> None:
-        """What was received and not meant for the caller: comes again with the next `receive`."""
+        """Give back what was received and is for somebody else: the next `receive` returns it again."""
         self._buffer[:0] = data
         self._room.take(len(data))
         self._held += len(data)
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     async def start_tls(self) -> None:
-        """Go on with TLS, where a protocol begins in the clear; for ``tls_later`` of `open_connection`.
+        """Begin TLS on a connection that began in the clear; for ``tls_later`` of `open_connection`.
 
         Raises:
             OSError: the handshake fails.

@@ -5,8 +5,8 @@ Names are resolved here and only here, so that each address can be checked again
 
 Invariants:
 
-* the guard knows a socket from before it connects until after it is shut, through a descriptor of our own:
-  when the event loop or a library closes its descriptor, and whether it tells us, does not matter;
+* the guard knows a socket from before it connects until after it is shut, through a descriptor of our own: it does
+  not matter when the event loop or a library closes its descriptor, or whether it tells us;
 * addresses of a host are tried one after the other, never two at once: a feed has one connection;
 * nothing here waits beyond the time it is given.
 """
@@ -83,7 +83,7 @@ class Dialed:
 
 @asynccontextmanager
 async def bounded(where: object, timeout_s: float) -> AsyncIterator[float]:
-    """Bounds what is done inside to open a connection; gives the loop's time at which it ends.
+    """Limits the time to open a connection inside; gives the loop's time at which it is over.
 
     Errors of the network leave as `SourceUnavailable` that begin with ``where``.
     """
@@ -143,7 +143,7 @@ async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
 def permitted(
     addresses: list[tuple[int, Any]], *, host: str, where: object, permissions: Permissions
 ) -> list[tuple[int, Any]]:
-    """Leaves the addresses that feeds may connect to. Raises `FeedMisconfigured` when there is none."""
+    """Returns the addresses that feeds may connect to. Raises `FeedMisconfigured` when there is none."""
     refusals = {address[0]: permissions.refusal(address[0]) for _, address in addresses}
     if addresses and all(refusals.values()):
         address, why = next(iter(refusals.items()))
