@@ -17,7 +17,7 @@ import pytest
 from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.wire.dialing import Dialed, GuardedSocket, dial_host
+from feedq.connectors.wire.dialing import Dialed, dial_host
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.records.batch import Batch, Records
@@ -105,7 +105,7 @@ class SoundConnector:
             sock = socket.socket()
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
-            return Dialed(sock, GuardedSocket(sock, RecordingGuard()))
+            return Dialed(sock, RecordingGuard())
         return await dial_host(host, int(port), where=where, context=context, timeout_s=10.0)
 
     async def _read(self, reader: asyncio.StreamReader, pending: asyncio.Queue[bytes]) -> bytes:
@@ -161,14 +161,14 @@ class SoundConnector:
             (watched,) = self._context.guard.watched
             with open(os.devnull) as somebody_elses, suppress(AssertionError):
                 os.dup2(somebody_elses.fileno(), watched)
-                dialed.guarded.cut()
+                dialed.cut()
         if "stops slowly" in self.faults:
             # More than the second that it has.
             await asyncio.sleep(1.2)
         if "keeps the socket" not in self.faults:
             writer.transport.abort()
         if "keeps the guard" not in self.faults:
-            dialed.guarded.cut()
+            dialed.cut()
 
 
 class Numbered(ConnectorConformance):

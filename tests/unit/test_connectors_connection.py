@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from feedq.connectors.tcp import TcpOptions
 from feedq.connectors.websocket.connection import Due, Pulse
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
-from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
+from feedq.connectors.wire.dialing import Dialed, explain, reason
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES
 
@@ -102,7 +102,7 @@ class Bench:
         with ours:
             self.connection = Connection(
                 OPTIONS,
-                GuardedSocket(ours, self.guard),
+                Dialed(ours, self.guard),
                 self.room,
                 endpoint=ENDPOINT,
                 idle_timeout_s=idle_timeout_s,

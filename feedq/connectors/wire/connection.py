@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from feedq.connectors.base import Context, Room
-from feedq.connectors.wire.dialing import GuardedSocket, bounded, dial_host, explain
+from feedq.connectors.wire.dialing import Dialed, bounded, dial_host, explain
 from feedq.connectors.wire.remote import Location, RemoteOptions, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES, others_turn
@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         options: RemoteOptions,
-        guarded: GuardedSocket,
+        dialed: Dialed,
         room: Room,
         *,
         endpoint: Location,
@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         self._endpoint = endpoint
         self._idle_timeout_s = idle_timeout_s
         self._buffer_bytes = buffer_bytes
-        self._guarded = guarded
+        self._dialed = dialed
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._scratch = _scratch.memory
@@ -276,7 +276,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self, how: SourceUnavailable | bool) -> None:
         was_open, self._lost = self.is_open, self._lost or how
-        self._guarded.cut()
+        self._dialed.cut()
         if was_open and self._transport is not None and self._idle_timeout_s > 0:
             IdleWatch.of_loop(self._loop).note_end()
         self._wake()
@@ -346,7 +346,7 @@ async def open_connection(
         )
         connection = Connection(
             options,
-            dialed.guarded,
+            dialed,
             context.room,
             endpoint=endpoint,
             idle_timeout_s=idle_timeout_s,
@@ -360,7 +360,7 @@ async def open_connection(
             raise
         if not endpoint.tls:
             # Such a transport says that the connection is lost before it closes the socket; with TLS, after it.
-            dialed.guarded.share(dialed.sock)
+            dialed.share()
         return connection
 
 

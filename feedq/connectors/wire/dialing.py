@@ -18,7 +18,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,52 +31,43 @@ KEEPALIVE_PROBES = 3
 """A peer that vanished without a word is noticed after 30 + 3 x 10 seconds, whatever the idle timeout is."""
 
 
-class GuardedSocket:
-    """A second descriptor of a socket, which the guard knows, and which only we close."""
+class Dialed:
+    """A socket, and a second descriptor of it, which the guard knows and which only we close."""
 
     def __init__(self, sock: socket.socket, guard: SocketGuard) -> None:
-        self._socket: socket.socket | None = sock.dup()
-        self._is_ours = True
+        self.sock = sock
+        """Non-blocking; for the event loop or a library to use and to close."""
+        self._guarded: socket.socket | None = sock.dup()
         self._guard = guard
-        guard.watch(self._socket.fileno())
+        guard.watch(self._guarded.fileno())
 
-    def share(self, sock: socket.socket) -> None:
-        """Make do with the one descriptor of ``sock``: whoever closes it calls `cut` before.
+    def share(self) -> None:
+        """Make do with the one descriptor of `sock`: whoever closes it calls `cut` before.
 
         Thousands of connections would need twice as many descriptors.
         """
-        if self._socket is None:
+        if self._guarded is None:
             return
-        ours, self._socket, self._is_ours = self._socket, sock, False
-        self._guard.watch(sock.fileno())
+        ours, self._guarded = self._guarded, self.sock
+        self._guard.watch(self.sock.fileno())
         self._guard.forget(ours.fileno())
         ours.close()
 
     def cut(self) -> None:
         """End the connection for both sides, whoever still holds a descriptor of it. May be repeated."""
-        if self._socket is None:
+        if self._guarded is None:
             return
         # Forgotten first: once closed, the number may be another feed's socket.
-        self._guard.forget(self._socket.fileno())
+        self._guard.forget(self._guarded.fileno())
         with suppress(OSError):  # never connected, or already shut: that is what was wanted
-            self._socket.shutdown(socket.SHUT_RDWR)
-        if self._is_ours:
-            self._socket.close()
-        self._socket = None
-
-
-@dataclass(frozen=True, slots=True)
-class Dialed:
-    """A connected socket, and the hold that the guard has on it."""
-
-    sock: socket.socket
-    """Non-blocking; for the event loop or a library to use and to close."""
-    guarded: GuardedSocket
-    """To be cut by the connector when it ends, whatever has become of ``sock``."""
+            self._guarded.shutdown(socket.SHUT_RDWR)
+        if self._guarded is not self.sock:
+            self._guarded.close()
+        self._guarded = None
 
     def close(self) -> None:
-        """Close both descriptors, when nobody else has taken ``sock`` over."""
-        self.guarded.cut()
+        """Close both descriptors, when nobody else has taken `sock` over."""
+        self.cut()
         self.sock.close()
 
 
@@ -154,17 +144,18 @@ def permitted(
 
 async def _connect(family: int, address: Any, *, guard: SocketGuard) -> Dialed:
     sock = socket.socket(family, socket.SOCK_STREAM)
-    guarded: GuardedSocket | None = None
     try:
         sock.setblocking(False)
-        guarded = GuardedSocket(sock, guard)
-        await dial(sock, address)
+        dialed = Dialed(sock, guard)
     except BaseException:
-        if guarded is not None:
-            guarded.cut()
         sock.close()
         raise
-    return Dialed(sock, guarded)
+    try:
+        await dial(sock, address)
+    except BaseException:
+        dialed.close()
+        raise
+    return dialed
 
 
 async def dial(sock: socket.socket, address: Any) -> None:
