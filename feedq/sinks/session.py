@@ -71,7 +71,6 @@ from feedq.sinks.target_table import (
 T = TypeVar("T")
 
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
-OWNERS_LOCK_TIMEOUT_S: Final = 0.02
 ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
 """For a table that others are writing to: all who come later wait as well, and it is tried again."""
 PERSON_LOCK_TIMEOUT_S: Final = 5.0
@@ -343,15 +342,10 @@ class SinkSession(ABC):
         """The workers that fenced these feeds last: only they write to the checkpoints, and so can have them
         locked for long."""
         found: dict[int, UUID | None] = {}
-        self.set_lock_timeout(OWNERS_LOCK_TIMEOUT_S)
+        self.set_lock_timeout(self.lock_timeout_s)
         for part in parts(feed_ids):
-            try:
-                rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
-                found |= {row.feed_id: uuid_of(row.owner) for row in rows}
-            except self.errors as error:
-                # Where a commit locks out readers, too, the owner is told next time.
-                if self.scope(error) is not ErrorScope.LOCKED:
-                    raise
+            rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
+            found |= {row.feed_id: uuid_of(row.owner) for row in rows}
         return found
 
     def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
