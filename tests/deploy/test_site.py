@@ -27,16 +27,16 @@ class Site:
         index: dict[str, Any] = json.loads((place / "search" / "search_index.json").read_text())
         self._separator = re.compile(index["config"]["separator"])
         self._sections = [
-            (section["location"].partition("#")[0], f" {' '.join(self._words(section['text']))}")
+            (section["location"].partition("#")[0], f" {' '.join(self.words(section['text']))}")
             for section in index["docs"]
         ]
 
-    def _words(self, text: str) -> list[str]:
+    def words(self, text: str) -> list[str]:
         return [word for word in self._separator.split(text.lower()) if word]
 
     def found(self, name: str) -> set[str]:
         """The pages that a search for a name leads to: those with words that begin like each word of it."""
-        words = self._words(name)
+        words = self.words(name)
         return {page for page, text in self._sections if all(f" {word}" in text for word in words)}
 
 
@@ -77,6 +77,7 @@ def test_a_search_finds_every_setting_error_and_event(site: Site) -> None:
     names |= {kind.value: "events" for kind in EventKind}
     missing = {name for name, page in names.items() if f"reference/{page}.html" not in site.found(name)}
     assert missing == set()
+    assert {name for name in names if site.words(name) != [name.lower()]} == set(), "parts find too much"
 
 
 def test_a_search_finds_a_line_of_the_log(site: Site) -> None:
