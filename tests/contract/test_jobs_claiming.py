@@ -68,15 +68,6 @@ def test_a_worker_that_is_not_serving_claims_nothing(jobs: JobsHarness, how: str
     assert [run.state for run in runs_of(jobs)] == [RunState.WAITING]
 
 
-def test_a_run_that_is_not_due_is_left_and_the_answer_says_when_to_ask(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    due_later(jobs, jobs.schedules.trigger("nightly"), 30)
-    granted = ask(jobs, worker)
-    assert not granted.runs
-    assert granted.next_in_s == pytest.approx(30, abs=5)
-
-
 # -- how many ----------------------------------------------------------------------------------------
 
 
@@ -132,17 +123,6 @@ def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarnes
 # -- overlap -----------------------------------------------------------------------------------------
 
 
-def test_an_exclusive_run_waits_for_the_one_that_runs(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule(overlap=Overlap.BUFFER_ALL)
-    made = [jobs.schedules.trigger("nightly", key=str(n)) for n in range(3)]
-    for run in made:
-        claimed = claim_one(jobs, worker)
-        assert claimed.id == run.id, "the oldest tick first, one at a time"
-        assert claim(jobs, worker) == []
-        finish(jobs, worker, ended(claimed))
-
-
 def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule()
@@ -156,20 +136,6 @@ def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
         assert claim(jobs, worker) == []
         finish(jobs, worker, ended(claimed))
     assert seen == [1, 2, 3]
-
-
-# -- start deadlines ---------------------------------------------------------------------------------
-
-
-def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    run = jobs.triggered(start_deadline=30)
-    jobs.elapse(60)
-    granted = ask(jobs, worker)
-    assert list(granted.runs) == []
-    missed = jobs.schedules.run(run.id)
-    assert missed.state is RunState.MISSED_DEADLINE
-    assert missed.ended_at is not None
 
 
 # -- what cannot be read -----------------------------------------------------------------------------
@@ -269,12 +235,6 @@ def test_a_worker_claims_only_runs_whose_task_it_knows(jobs: JobsHarness) -> Non
     assert [run.job.task for run in claim(jobs, old)] == [OLD]
     assert claim(jobs, old) == []
     assert [run.job.task for run in claim(jobs, new)] == [NEW]
-
-
-def test_a_worker_of_a_release_that_does_not_say_claims_all(jobs: JobsHarness) -> None:
-    add(jobs, "b", NEW)
-    jobs.schedules.trigger("b")
-    assert claim_one(jobs, jobs.job_worker("a")).job.task == NEW
 
 
 def test_however_many_wait_that_it_cannot_do_it_finds_what_it_can(jobs: JobsHarness) -> None:

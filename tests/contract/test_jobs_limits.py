@@ -174,11 +174,6 @@ def test_the_least_busy_worker_may_always_take_one_if_it_has_room(
         assert take(share_of, slots, held, least, due) >= 1
 
 
-def test_who_has_its_share_is_given_no_more_until_others_have_theirs(share_of: Share) -> None:
-    assert share_of(8, 8, 16, due=8, left_over=0, running=0) == 4
-    assert share_of(4, 8, 16, due=4, left_over=0, running=4) == 0
-
-
 def test_who_is_alone_takes_as_much_as_it_has_room_for(share_of: Share) -> None:
     assert share_of(5, 8, 8, due=1, left_over=0, running=3) == 5
     assert share_of(5, 0, 0, due=0, left_over=0, running=0) == 5

@@ -178,12 +178,6 @@ def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, wo
     assert {columns(jobs, run, "exclusive", "start_by") for run in runs} == {(True, None)}
 
 
-def test_a_backfill_waits_its_turn_whatever_the_policy(jobs: JobsHarness) -> None:
-    jobs.triggered("one", overlap=Overlap.SKIP)
-    assert jobs.schedules.backfill("one", [SOME_TICK, SOME_TICK + HOUR]) == (2, 0)
-    assert jobs.schedules.view("one").waiting == 3
-
-
 def test_a_backfill_notifies_as_many_workers_as_can_begin_at_once(jobs: JobsHarness, worker: Worker) -> None:
     everybody = (worker, jobs.job_worker("b"), jobs.job_worker("c"))
     ticks = iter(SOME_TICK + n * HOUR for n in range(100))

@@ -72,14 +72,6 @@ def test_a_feed_that_was_merely_in_hand_is_quarantined_the_second_time_within_mi
     assert (harness.lease(feed).quarantined, harness.lease(feed).blamed) == (True, 3)
 
 
-def test_a_claim_says_that_the_feed_is_to_run_apart(harness: Harness) -> None:
-    lost, worker, feed = harness.worker("a"), harness.worker("b"), harness.feed()
-    harness.store.workers.report_loss(lost.id, certain(feed))
-    key = harness.assign(feed, worker)
-    (claim,) = harness.store.leases.claim(worker.id, [key])
-    assert claim.quarantined
-
-
 def new_process() -> NewWorker:
     return NewWorker(uuid4(), "", "", 0, "host", 2, "0")
 
