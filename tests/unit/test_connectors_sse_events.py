@@ -29,9 +29,9 @@ class Stream:
     is_oversize: bool = False
 
 
-def read(stream: bytes) -> Stream:
+def read(stream: bytes, data_bytes_max: int = MAX) -> Stream:
     found, event_id, kind, data = Stream([]), b"", b"", list[bytes]()
-    line_bytes_max = max(MAX, LINE_BYTES_MIN) + len(b"data: ")
+    line_bytes_max = max(data_bytes_max, LINE_BYTES_MIN) + len(b"data: ")
     *lines, tail = re.split(rb"\r\n|\r|\n", stream.removeprefix(BYTE_ORDER_MARK))
     for line in lines:
         field, _, value = line.partition(b":")
@@ -48,7 +48,7 @@ def read(stream: bytes) -> Stream:
             event_id = value
         elif field == b"retry" and value.isdigit():
             found.retry_s = min(int(value[:12]) / 1000, RETRY_SAID_S_MAX)
-        if len(line) > line_bytes_max or len(b"\n".join(data)) > MAX:
+        if len(line) > line_bytes_max or len(b"\n".join(data)) > data_bytes_max:
             found.is_oversize = True
             return found
     found.is_oversize = len(tail) > line_bytes_max
@@ -87,35 +87,66 @@ def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
 
 # -- the standard ------------------------------------------------------------------------------------------
 
-MARK = BYTE_ORDER_MARK
+EVENTS: list[tuple[str, list[tuple[str | None, str, str]]]] = [
+    ("data: hello||", [(None, "message", "hello")]),
+    ("data:hello||", [(None, "message", "hello")]),
+    ("data:  hello ||", [(None, "message", " hello ")]),
+    ("data: a|data: b|data: c||", [(None, "message", "a\nb\nc")]),
+    ("data: a||data: b||", [(None, "message", "a"), (None, "message", "b")]),
+    ("data: a|||||data: b||", [(None, "message", "a"), (None, "message", "b")]),
+    ("event: greeting|data: a||data: b||", [(None, "greeting", "a"), (None, "message", "b")]),
+    ("data: a|event: greeting||", [(None, "greeting", "a")]),
+    ("event: x|event: y|data: a||", [(None, "y", "a")]),
+    ("event: x||data: a||", [(None, "message", "a")]),
+    ("event:|data: a||", [(None, "message", "a")]),
+    ("id: 1|data: a||data: b||", [("1", "message", "a"), ("1", "message", "b")]),
+    ("id: 1|data: a||id|data: b||", [("1", "message", "a"), (None, "message", "b")]),
+    ("id: 1||data: a||", [("1", "message", "a")]),
+    ("id: 1|data: a||id: 2\0|data: b||", [("1", "message", "a"), ("1", "message", "b")]),
+    ("id: ä€😀|data: ä€😀||", [("ä€😀", "message", "ä€😀")]),
+    (": comment|data: a|:|:x|data: b||", [(None, "message", "a\nb")]),
+    (":||:||data: a||", [(None, "message", "a")]),
+    ("retry: 5|data: a||retry: x|data: b||", [(None, "message", "a"), (None, "message", "b")]),
+    ("unknown: x|data: a|Data: b|data : c|dat: d||", [(None, "message", "a")]),
+    (" data: a||data: b||", [(None, "message", "b")]),
+    ("data: a:b: c||", [(None, "message", "a:b: c")]),
+    ("data: a||data: unfinished|", [(None, "message", "a")]),
+    ("data: a||data: unfinished", [(None, "message", "a")]),
+    ("\ufeffdata: a||", [(None, "message", "a")]),
+    ("data: a||\ufeffdata: b||", [(None, "message", "a")]),
+    ("data: \0||", [(None, "message", "\0")]),
+    (f"data: {'x' * 9_000}||", [(None, "message", "x" * 9_000)]),
+    ("data: YHOO|data: +2|data: 10||", [(None, "message", "YHOO\n+2\n10")]),
+    (
+        ": test||data: first event|id: 1||data:second event|id||data:  third event||",
+        [
+            ("1", "message", "first event"),
+            (None, "message", "second event"),
+            (None, "message", " third event"),
+        ],
+    ),
+    ("data||data|data||data:", [(None, "message", ""), (None, "message", "\n")]),
+    ("\ufeff\ufeffdata: 1||", []),
+    ("id: 1|data: 1||id: 2|data: 2|", [("1", "message", "1")]),
+    ("id: 5|event: update||data: x||", [("5", "message", "x")]),
+    ("Data: x| data: y|datum: z|nonsense||", []),
+]
+"""Streams, with ``|`` for the end of a line, and the id, type and data of each event."""
 
 
-@pytest.mark.parametrize(
-    ("stream", "events"),
-    [
-        (b"data: YHOO\ndata: +2\ndata: 10\n\n", [("", "YHOO\n+2\n10")]),
-        (
-            b": test\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third event\n\n",
-            [("1", "first event"), ("", "second event"), ("", " third event")],
-        ),
-        (b"data\n\ndata\ndata\n\ndata:", [("", ""), ("", "\n")]),
-        (b"data:test\n\ndata: test\n\n", [("", "test"), ("", "test")]),
-        (b"id: 7\rdata: a\rdata: b\r\rdata: c\r\r", [("7", "a\nb"), ("7", "c")]),
-        (b"id: 7\r\ndata: a\r\n\r\n", [("7", "a")]),
-        (MARK + b"data: 1\n\n", [("", "1")]),
-        (MARK + MARK + b"data: 1\n\n", []),
-        (b"data: 1\n\n" + MARK + b"data: 2\n\ndata: 3\n\n", [("", "1"), ("", "3")]),
-        (b"id: 1\ndata: 1\n\nid: 2\ndata: 2\n", [("1", "1")]),
-        (b"id: 5\nevent: update\n\ndata: x\n\n", [("5", "x")]),
-        (b"id: 5\ndata: x\n\nid: 6\0\ndata: y\n\n", [("5", "x"), ("5", "y")]),
-        (b"Data: x\n data: y\ndatum: z\nnonsense\n\n", []),
-    ],
-)
-def test_examples_of_the_standard(stream: bytes, events: list[tuple[str, str]]) -> None:
-    assert [(event_id.decode(), data.decode()) for event_id, _, data in read(stream).events] == events
-    framer = EventFramer(max_record_bytes=MAX, envelope=True)
-    records = map(msgspec.json.decode, records_of(framer, [stream])[0])
-    assert [(record["id"] or "", _text(record["data"])) for record in records] == events
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(("stream", "events"), EVENTS)
+def test_an_event_stream_is_read_as_html_says_in_any_pieces(
+    stream: str, events: list[tuple[str | None, str, str]], line_end: str
+) -> None:
+    sent = stream.replace("|", line_end).encode()
+    found = [tuple(part.decode() for part in event) for event in read(sent, 2**20).events]
+    assert [(event_id or None, kind, data) for event_id, kind, data in found] == events
+    for size in {1, 2, 3, 7, max(len(sent), 1)}:
+        pieces = [sent[at : at + size] for at in range(0, len(sent), size)]
+        records, _ = records_of(EventFramer(max_record_bytes=2**20, envelope=True), pieces)
+        envelopes = map(msgspec.json.decode, records)
+        assert [(one["id"], one["event"], _text(one["data"])) for one in envelopes] == events
 
 
 def _text(data: object) -> str:

@@ -1,7 +1,7 @@
-"""JSON, event streams and CSV are read as their standards say: RFC 8259, the HTML standard, RFC 4180.
+"""JSON and CSV are read as their standards say: RFC 8259 and RFC 4180.
 
-The cases are our own, made along the rules that public collections test: JSONTestSuite (JSON), the contract tests
-for server-sent events that SDKs share, and csv-spectrum (CSV).
+The cases are our own, made along the rules that public collections test: JSONTestSuite (JSON) and csv-spectrum
+(CSV).
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from io import StringIO
 from itertools import product
 from typing import Literal
 
-import msgspec
 import pytest
 
-from feedq.connectors.sse import EventFramer
 from feedq.core.json_texts import read_json
 from feedq.records.csvtext import CsvFormat, CsvReader
 from feedq.records.framing import CsvFramer
@@ -145,54 +143,6 @@ def test_nesting_has_a_bound_that_harms_nobody() -> None:
     assert not is_json(b"[" * 100_000 + b"]" * 100_000)
 
 
-# -- event streams -------------------------------------------------------------------------------------
-
-EVENTS: list[tuple[str, list[tuple[str | None, str, str]]]] = [
-    ("data: hello||", [(None, "message", "hello")]),
-    ("data:hello||", [(None, "message", "hello")]),
-    ("data:  hello ||", [(None, "message", " hello ")]),
-    ("data: a|data: b|data: c||", [(None, "message", "a\nb\nc")]),
-    ("data: a||data: b||", [(None, "message", "a"), (None, "message", "b")]),
-    ("data: a|||||data: b||", [(None, "message", "a"), (None, "message", "b")]),
-    ("data||data|data||", [(None, "message", ""), (None, "message", "\n")]),
-    ("event: greeting|data: a||data: b||", [(None, "greeting", "a"), (None, "message", "b")]),
-    ("data: a|event: greeting||", [(None, "greeting", "a")]),
-    ("event: x|event: y|data: a||", [(None, "y", "a")]),
-    ("event: x||data: a||", [(None, "message", "a")]),
-    ("event:|data: a||", [(None, "message", "a")]),
-    ("id: 1|data: a||data: b||", [("1", "message", "a"), ("1", "message", "b")]),
-    ("id: 1|data: a||id|data: b||", [("1", "message", "a"), (None, "message", "b")]),
-    ("id: 1||data: a||", [("1", "message", "a")]),
-    ("id: 1|data: a||id: 2\0|data: b||", [("1", "message", "a"), ("1", "message", "b")]),
-    ("id: ä€😀|data: ä€😀||", [("ä€😀", "message", "ä€😀")]),
-    (": comment|data: a|:|:x|data: b||", [(None, "message", "a\nb")]),
-    (":||:||data: a||", [(None, "message", "a")]),
-    ("retry: 5|data: a||retry: x|data: b||", [(None, "message", "a"), (None, "message", "b")]),
-    ("unknown: x|data: a|Data: b|data : c|dat: d||", [(None, "message", "a")]),
-    (" data: a||data: b||", [(None, "message", "b")]),
-    ("data: a:b: c||", [(None, "message", "a:b: c")]),
-    ("data: a||data: unfinished|", [(None, "message", "a")]),
-    ("data: a||data: unfinished", [(None, "message", "a")]),
-    ("\ufeffdata: a||", [(None, "message", "a")]),
-    ("data: a||\ufeffdata: b||", [(None, "message", "a")]),
-    ("data: \0||", [(None, "message", "\0")]),
-    (f"data: {'x' * 9_000}||", [(None, "message", "x" * 9_000)]),
-]
-
-
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize(("stream", "events"), EVENTS)
-def test_an_event_stream_is_read_as_html_says_in_any_pieces(
-    stream: str, events: list[tuple[str | None, str, str]], line_end: str
-) -> None:
-    sent = stream.replace("|", line_end).encode()
-    for size in {1, 2, 3, 7, len(sent)}:
-        framer = EventFramer(max_record_bytes=2**20, envelope=True)
-        pushed = [framer.push(sent[at : at + size]) for at in range(0, len(sent), size)]
-        read = [msgspec.json.decode(record) for one in [*pushed, framer.finish()] for record in one.split()]
-        assert [(one["id"], one["event"], one["data"]) for one in read] == events
-
-
 # -- CSV -----------------------------------------------------------------------------------------------
 
 TABLES: list[list[list[str]]] = [
@@ -225,10 +175,3 @@ def test_csv_is_read_as_rfc_4180_says_whatever_has_written_it(
         pushed = [framer.push(stream[at : at + 5]) for at in range(0, len(stream), 5)]
         lines = [record for one in [*pushed, framer.end(b"\n")] for record in one.split()]
         assert [[(field or b"").decode() for field in reader.read(line)] for line in lines] == table
-
-
-def test_an_empty_field_is_null_and_a_quoted_one_an_empty_text() -> None:
-    reader = CsvReader(CsvFormat(fields=("a", "b", "c")))
-    assert reader.read(b'1,,""') == [b"1", None, b""]
-    assert reader.read(b",,") == [None, None, None]
-    assert not CsvFramer(CsvFormat(fields=("a",)), 9).push(b"\n\r\n\n"), "an empty line is no record"
