@@ -226,7 +226,7 @@ class Settings(BaseModel):
     def _check_programs(cls, programs: tuple[str, ...]) -> tuple[str, ...]:
         for program in programs:
             if not program.startswith("/"):
-                raise ValueError(f"{program!r} is no absolute path")
+                raise ValueError(f"{program!r} is not an absolute path")
         return programs
 
     @field_validator("flower_roles")
@@ -235,7 +235,7 @@ class Settings(BaseModel):
         for user, said in roles.items():
             if said.partition(":")[0] not in ("viewer", "operator", "admin"):
                 raise ValueError(
-                    f"{user!r}: {said!r} is no role such as viewer, operator, admin or operator:TENANT"
+                    f"{user!r}: {said!r} is not a role such as viewer, operator, admin or operator:TENANT"
                 )
         return roles
 
@@ -248,7 +248,7 @@ class Settings(BaseModel):
                     raise ValueError(f"{pattern!r}: * may stand at the end only")
             for pattern in patterns:
                 if pattern != "*" and not pattern.startswith(("env:", "file:/")):
-                    raise ValueError(f"{pattern!r} is none of env:NAME, file:/path and *")
+                    raise ValueError(f"{pattern!r} must be env:NAME, file:/path or *")
         return allowed
 
     @model_validator(mode="after")
@@ -309,7 +309,7 @@ def _readable(url: SecretStr) -> SecretStr:
     """Raises `ValueError`, without the text: the password of what cannot be read as a URL could not be masked."""
     text = url.get_secret_value().strip()
     if "://" not in text:
-        raise ValueError("is no URL such as postgresql://user@host/database")
+        raise ValueError("is not a URL such as postgresql://user@host/database")
     if any(character.isspace() or not character.isprintable() for character in text):
         raise ValueError("holds a space or a control character; percent-encode it, a space as %20")
     return SecretStr(text)

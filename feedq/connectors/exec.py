@@ -223,7 +223,7 @@ class ExecOptions(StreamOptions):
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(f"{name!r} cannot name a variable: use letters, digits and underscores")
             if name.startswith(_LOADER):
-                raise ValueError(f"{name} would have other code run than that of the program")
+                raise ValueError(f"{name} would make the program run other code")
             check_template(value, info)
         return env
 

@@ -330,7 +330,7 @@ class FileOptions(FramingOptions):
         """The offset: the cursors that are compared are of one file."""
         position = parse_position(cursor)
         if position is None:
-            raise ValueError("it is no place in a file")
+            raise ValueError("it is not a place in a file")
         return position.offset
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
@@ -434,7 +434,7 @@ class FileConnector:
                 self._context.memory[_BEGUN] = None
                 if not is_told:
                     self._context.on_waiting(
-                        f"{self._path}: there is no such file on this worker; it is waited for"
+                        f"{self._path}: there is no such file on this worker yet; waiting for it"
                     )
                     is_told = True
                 if not self._wait_for_file(missing_since):
@@ -546,7 +546,7 @@ class FileConnector:
             return quiet_s >= self._options.rotate_wait_s
         if quiet_s >= self._options.missing_timeout_s:
             raise SourceUnavailable(
-                f"{self._path}: the file was removed, and no other has come (source.missing_timeout_s)"
+                f"{self._path}: the file was removed, and no new one has appeared (source.missing_timeout_s)"
             )
         return False
 

@@ -127,7 +127,7 @@ class FramingOptions(ConnectorOptions):
             )
         if why is Refusal.HEADER:
             return FeedMisconfigured(
-                f"{where}: its first line is no header: each field needs a name of its own, of at most "
+                f"{where}: its first line is not a header: each field needs a name of its own, of at most "
                 f"{NAME_CHARACTERS_MAX} characters; give the names in source.csv.fields"
             )
         return FeedMisconfigured(
@@ -163,7 +163,7 @@ class CursorOptions(ConnectorOptions):
             return max(0, cursor - records) if cursor >= 0 else cursor - records
         if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
             return str(self.cursor_back(int(cursor), records))
-        raise ValueError("it is no whole number, so that nobody can count back from it")
+        raise ValueError("it is not a whole number, so records cannot be counted back from it")
 
     def cursor_place(self, cursor: JSON) -> int:
         """The number or the time that it is."""
@@ -177,9 +177,7 @@ class CursorOptions(ConnectorOptions):
             at = datetime.fromisoformat(cursor) if isinstance(cursor, str) else None
             if at is not None:
                 return (at.replace(tzinfo=at.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
-        raise ValueError(
-            "it is neither a whole number nor a time, so that nobody can tell what comes after it"
-        )
+        raise ValueError("it is neither a whole number nor a time, so what comes after it is unknown")
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
         """A number is as good as its digits, where the source has the one or the other."""

@@ -51,7 +51,7 @@ def require_version(what: str, found: Version, expected: Version | None) -> None
 
 def outdated(what: str, found: Version, expected: Version) -> Outdated:
     if found[0] != expected[0]:
-        return Outdated(f"{what} was removed and declared anew: look at it again, and repeat the change")
+        return Outdated(f"{what} was removed and declared again: look at it again, and repeat the change")
     return Outdated(
         f"{what} is of generation {found[1]} by now, and not of {expected[1]}: look at it again, and repeat the "
         "change"

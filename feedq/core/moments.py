@@ -36,7 +36,7 @@ def check_zone(zone: str) -> str:
             return zone
     near = get_close_matches(zone[:NAME_MAX].lower(), _zones(), n=3)
     hint = f"; did you mean {' or '.join(_zones()[name] for name in near)}?" if near else ""
-    raise ValueError(f"{zone[:NAME_MAX]!r} is no time zone such as Europe/Berlin or UTC{hint}")
+    raise ValueError(f"{zone[:NAME_MAX]!r} is not a time zone such as Europe/Berlin or UTC{hint}")
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +54,7 @@ def parse_moment(text: str, zone: str) -> datetime:
         said = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no time; write it as 2026-12-01T08:00 or 2026-12-01T08:00:00Z"
+            f"{text!r} is not a time; write it as 2026-12-01T08:00 or 2026-12-01T08:00:00Z"
         ) from None
     try:
         if said.tzinfo is not None:

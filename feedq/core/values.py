@@ -434,7 +434,7 @@ def parse_duration(text: str) -> float:
             f"{text!r} is negative; a duration must be positive, such as 90s, 2m, 1m30s, 1h or 1d"
         )
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration; write it as 90s, 2m, 1m30s, 1h or 1d")
+        raise ValueError(f"{text!r} is not a duration; write it as 90s, 2m, 1m30s, 1h or 1d")
     return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
 
 

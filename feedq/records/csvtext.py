@@ -222,7 +222,7 @@ def field_finder(pointer: str, csv_format: CsvFormat) -> Callable[[bytes], bytes
     place = reader.place(names[0]) if len(names) == 1 else None
     if place is None:
         known = ", ".join(map(repr, csv_format.fields))
-        raise ValueError(f"{pointer!r} is no field of the records; source.csv.fields has {known}")
+        raise ValueError(f"{pointer!r} is not a field of the records; source.csv.fields has {known}")
 
     def find(record: bytes) -> bytes | Missing:
         field = reader.read(record)[place]

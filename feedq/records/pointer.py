@@ -57,9 +57,9 @@ def parse_pointer(text: str) -> tuple[str, ...]:
     if not text:
         return ()
     if not text.startswith("/"):
-        raise ValueError(f"{text!r} is no JSON pointer: it must be empty or begin with '/'")
+        raise ValueError(f"{text!r} is not a JSON pointer: it must be empty or begin with '/'")
     if _BAD_ESCAPE.search(text):
-        raise ValueError(f"{text!r} is no JSON pointer: '~' must be written '~0', and '/' in a name '~1'")
+        raise ValueError(f"{text!r} is not a JSON pointer: '~' must be written '~0', and '/' in a name '~1'")
     # ~1 first: the other way round, "~01" would become "/" and not "~1".
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in text[1:].split("/"))
 

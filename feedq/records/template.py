@@ -64,7 +64,7 @@ def _compile(text: str, known: frozenset[str]) -> Template:
     for name in pieces[1::2]:
         if name not in known:
             raise ValueError(
-                f"{{{name}}} is no placeholder; known are {', '.join(sorted(known))} "
+                f"{{{name}}} is not a placeholder; known are {', '.join(sorted(known))} "
                 f"(write \\x7b{name}}} to send it as it stands)"
             )
     return Template(tuple(map(unescape, pieces[::2])), tuple(pieces[1::2]))

@@ -74,7 +74,7 @@ class EventTimeReader:
             raise ValueError(f"the last record has nothing at {self._at}")
         seconds = _seconds(read_json(found)) if len(found) <= TEXT_MAX else None
         if seconds is None or seconds < 0:
-            raise ValueError(f"the last record has {_cut(found)} at {self._at}, which is no time")
+            raise ValueError(f"the last record has {_cut(found)} at {self._at}, which is not a time")
         if seconds > received_at.timestamp() + AHEAD_MAX_S:
             raise ValueError(f"the last record has {_cut(found)} at {self._at}, which is in the future")
         return seconds
@@ -115,7 +115,7 @@ def _pointers_of_column(column: str, target: Target) -> list[str]:
         source = flattened(column, target.flatten)
     if source is None or source.origin is not Origin.POINTER:
         raise ValueError(
-            f"max_event_lag.at: {column!r} is no pointer, and no column that points into the records"
+            f"max_event_lag.at: {column!r} is neither a pointer nor a column that points into the records"
         )
     return [source.pointer, *source.alternatives]
 

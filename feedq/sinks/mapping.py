@@ -192,7 +192,7 @@ def unknown_field(columns: Sequence[ColumnSource], fields: Sequence[str]) -> str
             if deeper or name not in fields:
                 known = ", ".join(map(repr, fields))
                 return (
-                    f"sink.columns: column {source.column!r} points at {source.pointer}, which is no field of "
+                    f"sink.columns: column {source.column!r} points at {source.pointer}, which is not a field of "
                     f"the records; source.csv.fields has {known}"
                 )
     return None
@@ -217,7 +217,7 @@ def _source(column: str, given: str | ColumnRule) -> ColumnSource:
 
 def _check_pointer(text: str) -> None:
     if text and not text.startswith("/"):
-        raise ValueError(f"{text!r} is no JSON pointer; it must begin with '/'")
+        raise ValueError(f"{text!r} is not a JSON pointer; it must begin with '/'")
     parse_pointer(text)
 
 

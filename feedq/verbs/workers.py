@@ -65,7 +65,7 @@ def act_on_worker(at: At, *, name: NameArgument, action: WorkerAction, dry_run: 
         return found
     is_active = found.worker.state is WorkerState.ACTIVE
     if not (is_active and at.store.workers.set_target(found.worker.id, target)):
-        raise Conflict(f"worker {found.worker.name!r} is ending: it lets go of its feeds and takes no more")
+        raise Conflict(f"worker {found.worker.name!r} is stopping: it releases its feeds and takes no more")
     return replace(found, worker=replace(found.worker, target_state=target))
 
 

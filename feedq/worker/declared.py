@@ -90,6 +90,6 @@ def _place(options: ConnectorOptions, cursor: JSON) -> int:
         return options.cursor_place(cursor)
     except ValueError as error:
         raise FeedMisconfigured(
-            f"nobody can tell where the backfill ends: its cursor {show_cursor(cursor)}: {error}; cancel it, and "
+            f"it is unknown where the backfill ends: its cursor {show_cursor(cursor)}: {error}; cancel it, and "
             "begin another one"
         ) from None

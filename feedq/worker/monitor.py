@@ -211,7 +211,7 @@ class Monitor:
             return None
         if self._fills(MEMORY_SUSPECT):
             return self._explain_memory()
-        return Loss("killed", "by a signal, or by its own code without a word", feed_id)
+        return Loss("killed", "by a signal, or by its own code without a message", feed_id)
 
     # -- what was it ---------------------------------------------------------------------------------
 

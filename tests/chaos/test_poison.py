@@ -46,7 +46,7 @@ def place(
         ("hold the lock", "blocking-numbers", "stood still"),
         ("abort", "numbers", "Fatal Python error: Aborted"),
         ("grow at once", "numbers", "MiB"),
-        ("exit", "numbers", "without a word"),
+        ("exit", "numbers", "without a message"),
     ],
 )
 def test_a_feed_that_ends_its_worker_is_named_and_runs_apart_until_it_behaves(

@@ -127,7 +127,7 @@ def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(api: ApiClient
     assert (several.status_code, several.json()["error"]) == (400, "InvalidInput")
     jobs.store.feeds.remove(NAME)
     anew = declare(api)
-    assert "removed and declared anew" in declare(api, headers={"If-Match": etag}, weight=9).json()["detail"]
+    assert "removed and declared again" in declare(api, headers={"If-Match": etag}, weight=9).json()["detail"]
     assert anew.headers["ETag"] != etag
 
 

@@ -124,7 +124,7 @@ def test_a_filter_finds_those_to_which_all_of_it_applies(
     ("path", "status", "said"),
     [
         ("/feeds/none", 404, "no feed named 'none'; `feedq feed list` shows them all"),
-        ("/feeds/a%00b", 400, "no name and no text here may hold a NUL character (U+0000): leave it out"),
+        ("/feeds/a%00b", 400, "names and texts must not contain a NUL character (U+0000)"),
         ("/feeds?tennant=acme", 400, "unknown argument 'tennant'; did you mean tenant?"),
         ("/feeds?statuses=well", 400, r"select.statuses\[0\]: invalid enum value .well."),
         ("/feeds?limit=0", 400, "limit: expected `int` >= 1"),

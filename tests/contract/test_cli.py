@@ -114,7 +114,7 @@ def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
     assert shell.json("events", "--tenant", "nobody") == []
     assert "no feed named" in shell.run("events", "--feed", "nobody").stderr
     assert shell.run("events", "--feed", "acme/orders", "--tenant", "acme").exit_code == 2
-    assert "'yesterday' is no duration" in shell.run("events", "--since", "yesterday").stderr
+    assert "'yesterday' is not a duration" in shell.run("events", "--since", "yesterday").stderr
 
 
 # -- doctor ------------------------------------------------------------------------------------------

@@ -183,8 +183,8 @@ def test_a_schedule_declared_as_paused_is_resumed_by_hand_or_by_the_manifest(she
     shell.ok("schedule", "pause", "acme/cleanup", "--until", "2999-12-01T08:00")
     assert row(shell, "acme/cleanup")["paused_until"].startswith("2999-12-01T07:00"), "in its zone"
     for options, why in (
-        (("--until", "99999999999d"), "--until: '99999999999d' is no time"),
-        (("--until", "soon"), "--until: 'soon' is no time"),
+        (("--until", "99999999999d"), "--until: '99999999999d' is not a time"),
+        (("--until", "soon"), "--until: 'soon' is not a time"),
     ):
         assert why in shell.run("schedule", "pause", POLL, *options).stderr
     assert row(shell, POLL)["state"] == "active"
@@ -240,7 +240,7 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
     for begin, end, why in (
         ("2025-12-31", "2025-12-31", "the end must be later than the beginning"),
         ("2025-12-31", "2999-01-01", "the end lies in the future"),
-        ("soon", "2025-01-01", "--from: 'soon' is no time"),
+        ("soon", "2025-01-01", "--from: 'soon' is not a time"),
     ):
         asked = shell.run("schedule", "backfill", POLL, "--from", begin, "--to", end, "--yes").stderr
         assert why in asked

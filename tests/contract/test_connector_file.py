@@ -118,7 +118,7 @@ async def test_a_missing_file_is_waited_for_and_read_from_its_beginning(tmp_path
         await asyncio.sleep(0.1)
         assert driver.connected == 0
         # Told at once, and not with each look.
-        assert driver.waiting == [f"{path}: there is no such file on this worker; it is waited for"]
+        assert driver.waiting == [f"{path}: there is no such file on this worker yet; waiting for it"]
         path.parent.mkdir()
         append(path, b"1")
 

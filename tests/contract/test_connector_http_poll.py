@@ -96,7 +96,7 @@ async def test_records_stand_as_the_source_wrote_them() -> None:
 
 @pytest.mark.parametrize(
     ("body", "says"),
-    [(b"<html>", "is no JSON"), (b'{"error": 1}', "no list at '/items'"), (b"[1]", "no list")],
+    [(b"<html>", "is not JSON"), (b'{"error": 1}', "no list at '/items'"), (b"[1]", "no list")],
 )
 async def test_an_answer_without_the_list_is_told(body: bytes, says: str) -> None:
     async with serving(Api(lambda _: answer(body))) as port:
@@ -413,10 +413,10 @@ async def test_a_poll_asks_for_a_bounded_number_of_pages_and_the_next_one_goes_o
 @pytest.mark.parametrize(
     ("there", "kind", "says"),
     [
-        ("ftp://x/", SourceUnavailable, "no http:// or https:// address"),
-        ("http://[::1", SourceUnavailable, "cannot be one"),
-        ("http://xn--/x", SourceUnavailable, "no http:// or https:// address"),
-        ("http://a..b/x", SourceUnavailable, "no http:// or https:// address"),
+        ("ftp://x/", SourceUnavailable, "an address that is not http:// or https://"),
+        ("http://[::1", SourceUnavailable, "is invalid"),
+        ("http://xn--/x", SourceUnavailable, "an address that is not http:// or https://"),
+        ("http://a..b/x", SourceUnavailable, "an address that is not http:// or https://"),
         ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are asked for"),
     ],
 )

@@ -49,7 +49,7 @@ async def test_while_none_of_its_streams_is_there_a_feed_says_what_it_waits_for(
             source.add("orders", b"1")
             assert (await reading).split() == (b"1",)
     (said,) = driver.waiting
-    assert said.endswith("there is no stream orders; it is waited for")
+    assert said.endswith("there is no stream orders yet; waiting for it")
 
 
 async def test_a_stream_that_is_added_to_a_feed_begins_where_start_says(source: Source) -> None:

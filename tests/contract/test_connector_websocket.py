@@ -275,7 +275,7 @@ ECHO = f"GET /?token={SECRET} is not allowed".encode()
         ("404 Not Found", SourceUnavailable, "answered 404 Not Found"),
         ("429 Slow\r\nRetry-After: 30", SourceBusy, "and asks to wait: Retry-After 30"),
         ("500 Oh", SourceUnavailable, "answered 500 Internal Server Error"),
-        ("200 OK", SourceUnavailable, "answered 200 OK and is no WebSocket; check the path in source.url"),
+        ("200 OK", SourceUnavailable, "answered 200 OK and is not a WebSocket; check the path in source.url"),
         (
             f"301 Moved\r\nLocation: wss://elsewhere.example:8443/x?token={SECRET}",
             FeedMisconfigured,
@@ -313,7 +313,7 @@ async def test_a_server_that_refuses_is_quoted_by_its_status_alone(
         (
             b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Accept: wrong\r\n\r\n",
-            "no WebSocket handshake: invalid Sec-WebSocket-Accept header: wrong",
+            "not a WebSocket handshake: invalid Sec-WebSocket-Accept header: wrong",
         ),
     ],
 )

@@ -100,7 +100,7 @@ POLL: Final = {"mode": "poll"}
 ELEMENTS: Final = {"mode": "poll", "records": ""}
 CLOSED: Final = "closed by the peer"
 NO_HTTP: Final = "is not HTTP/1.1"
-NO_REDIS: Final = "none that Redis gives"
+NO_REDIS: Final = "not one that Redis gives"
 NO_MQTT: Final = "against the rules of MQTT"
 NO_NATS: Final = "is it a NATS server?"
 HEAD: Final = b"HTTP/1.1 200 OK\r\n"
@@ -214,7 +214,7 @@ WEBSOCKET: Final = (
         options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
     ),
     _too_large("websocket: a frame said to have 4 EB", websocket(b"\x82\x7f\x3f" + b"\xff" * 7, b"x")),
-    Attack("websocket: noise", websocket(NOISE, b""), "what it sent is no WebSocket"),
+    Attack("websocket: noise", websocket(NOISE, b""), "what it sent is not WebSocket"),
     Attack(
         "websocket: a greeting without an end",
         answers(b"HTTP/1.1 101 X\r\nX: ", b"x"),
@@ -468,12 +468,12 @@ NATS: Final = (
     ),
     Attack("nats: a greeting that is deep", says(b"INFO " + b"[" * 60_000 + b"\r\n"), NO_NATS),
     Attack("nats: a greeting of other kinds", says(b'INFO {"version":7,"max_payload":"x"}\r\n'), NO_NATS),
-    Attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "no answer of JetStream"),
-    Attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "no answer of JetStream"),
+    Attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "not one of JetStream"),
+    Attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "not one of JetStream"),
     Attack(
         "nats: an answer of brackets",
         nats(api=b'{"a":[' + b"[]," * 340_000 + b"[]]}"),
-        "no answer of JetStream",
+        "not one of JetStream",
     ),
     Attack("nats: noise", nats(on_login=says(NOISE)), NO_NATS),
     Attack("nats: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),

@@ -32,7 +32,7 @@ async def test_the_event_time_is_that_of_the_newest_record_that_has_landed() -> 
             await batch_queue.put(batch(record, cursor=1))
             await batch_queue.join()
     at, fault = batch_queue.event_time or EventTime()
-    assert (at, "which is no time" in (fault or "")) == (7, True)
+    assert (at, "which is not a time" in (fault or "")) == (7, True)
 
 
 async def test_many_feeds_share_few_commits() -> None:

@@ -32,14 +32,14 @@ def test_a_lost_worker_is_listed_with_how_it_was_lost_and_nothing_else(command: 
     lost = command.worker("one")
     command.worker("two")
     command.store.workers.report_loss(
-        lost.id, Loss("killed", "by a signal, or by its own code without a word")
+        lost.id, Loss("killed", "by a signal, or by its own code without a message")
     )
     command.store.workers.leave(lost.id)
     command.clock.advance(60)
     assert "killed" not in command.ok("worker", "list")
     listed = command.ok("worker", "list", "--all").splitlines()
     assert listed[1].split()[:2] == ["one", "gone"]
-    assert listed[1].endswith(" killed: by a signal, or by its own code without a word")
+    assert listed[1].endswith(" killed: by a signal, or by its own code without a message")
     rows = {row["worker"]["name"]: row["worker"] for row in command.json("worker", "list", "--all")}
     assert rows["one"]["loss"].startswith("killed: ")
     assert rows["two"]["loss"] is None

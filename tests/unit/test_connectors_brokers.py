@@ -132,9 +132,9 @@ def test_a_url_is_read(url: str, port: int, tls: bool) -> None:
 @pytest.mark.parametrize(
     ("topic", "complaint"),
     [
-        ("", "is no topic filter"),
-        ("a\0b", "is no topic filter"),
-        ("x" * 65_536, "is no topic filter"),
+        ("", "is not a topic filter"),
+        ("a\0b", "is not a topic filter"),
+        ("x" * 65_536, "is not a topic filter"),
         ("#/a", "'#' must be the whole last level"),
         ("a#", "'#' must be the whole last level"),
         ("a/b+", "'+' must be a whole level"),
@@ -368,7 +368,7 @@ async def test_answers_are_read_however_they_are_cut() -> None:
     [
         (b"$3\r\nabcd\r\n", "a text that is not as long as it says"),
         (b"*1\r\n" * (DEPTH_MAX + 1) + b":1\r\n", "nested deeper"),
-        (b"$x\r\n", "a length that is none"),
+        (b"$x\r\n", "an invalid length"),
         (b"HTTP/1.1 400 Bad Request\r\n", "not Redis's protocol"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_url_is_read_and_shown_alike(url: str, location: Location) -> None:
         ("tcp://host", "needs a port"),
         ("tcp://host:65536", "cannot be read"),
         ("tcp://:7001", "needs a host"),
-        ("tcp://a..b:7001", "a host that cannot be one"),
+        ("tcp://a..b:7001", "an invalid host"),
         ("tcp://host:7001/path", "something after the port"),
         ("tcp://ho st:7001", "a space or a control character"),
     ],
@@ -158,7 +158,7 @@ HTTP = {"url": "http://127.0.0.1/orders?after={cursor}"}
 POLL = {**HTTP, "mode": "poll"}
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "tcp": [
-        ({"hello": "{tokn}"}, "source.hello: {tokn} is no placeholder"),
+        ({"hello": "{tokn}"}, "source.hello: {tokn} is not a placeholder"),
         ({"hello": 5}, "source.hello: must be a text, or a list of texts"),
         ({"hello": [{"say": "a"}]}, "source.hello.0.say: unknown option"),
         (
@@ -186,7 +186,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "redis": [
         ({"url": "http://host"}, "source.url: must be redis://host or rediss://host"),
-        ({"url": "redis://host/orders"}, "source.url: has a path that is no database"),
+        ({"url": "redis://host/orders"}, "source.url: has a path that is not a database"),
         ({"url": "redis://user:s3cret@host"}, "source.url: takes no user and password"),
         ({"streams": [""]}, "source.streams: holds an empty name"),
         (
@@ -214,7 +214,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "http": [
         ({"url": "ftp://acme.test/"}, "source.url: must be http://host or https://host"),
         ({**HTTP, "body": "x"}, "source.body: needs source.method POST"),
-        ({**HTTP, "method": "POST", "body": "{s3cret}"}, "source.body: {s3cret} is no placeholder"),
+        ({**HTTP, "method": "POST", "body": "{s3cret}"}, "source.body: {s3cret} is not a placeholder"),
         ({**HTTP, "interval_s": 5, "records": ""}, "source: interval_s, records need source.mode poll"),
         ({**POLL, "framing": "lines"}, "source: framing need source.records framed"),
         ({**POLL, "cursor": "/seq"}, "source: cursor points into a record, and needs records"),
@@ -224,11 +224,11 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         (
             {"url": "http://acme.test", "mode": "poll", "records": "", "cursor": "/seq"},
-            "source: cursor is of no use without {cursor} in url, headers or body",
+            "source: cursor has no effect without {cursor} in url, headers or body",
         ),
         (
             {"url": "http://acme.test", "mode": "poll", "next_cursor": "/next"},
-            "source: next_cursor is of no use without {cursor}",
+            "source: next_cursor has no effect without {cursor}",
         ),
     ],
     "sse": [
@@ -243,13 +243,16 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "exec": [
         ({}, "source.command: Field required"),
         ({"command": ["sh"]}, "source.command: must begin with the absolute path of a program"),
-        ({"command": ["/bin/sh", "{tokn}"]}, "source.command: {tokn} is no placeholder"),
+        ({"command": ["/bin/sh", "{tokn}"]}, "source.command: {tokn} is not a placeholder"),
         (
             {"command": ["/bin/sh", "-t{token}"], "secrets": {"token": "${env:A}"}},
             "source.command: must not hold a secret ({token})",
         ),
         ({"command": ["/bin/sh"], "env": {"A-B": "1"}}, "source.env: 'A-B' cannot name a variable"),
-        ({"command": ["/bin/sh"], "env": {"LD_PRELOAD": "/x.so"}}, "source.env: LD_PRELOAD would have other"),
+        (
+            {"command": ["/bin/sh"], "env": {"LD_PRELOAD": "/x.so"}},
+            "source.env: LD_PRELOAD would make the program run other code",
+        ),
     ],
 }
 

@@ -39,7 +39,7 @@ def test_other_braces_are_literal(text: str) -> None:
 
 
 def test_an_unknown_placeholder_is_refused_and_the_known_are_named() -> None:
-    with pytest.raises(ValueError, match=r"\{tokn\} is no placeholder; known are cursor, name, token"):
+    with pytest.raises(ValueError, match=r"\{tokn\} is not a placeholder; known are cursor, name, token"):
         compile_template("{tokn}", secrets={"token"})
 
 

@@ -47,7 +47,7 @@ def test_what_is_written_reads_the_same() -> None:
 @pytest.mark.parametrize(
     ("key", "given", "said"),
     [
-        ("max_silence", "soon", "'soon' is no duration"),
+        ("max_silence", "soon", "'soon' is not a duration"),
         ("max_silence", 0.5, "from 1s to 30d"),
         ("min_rows", 1000, "{per: 1h, rows: 1000}"),
         ("min_rows", {"per": "1h", "rows": 0}, "whole number from 1"),
@@ -80,15 +80,15 @@ def test_a_cursor_that_cannot_be_is_refused_where_it_is_declared() -> None:
     assert option_problems(entry(initial_cursor="x" * 9_000)) == [
         "the cursor has 9002 bytes, and at most 8192 are kept"
     ]
-    with pytest.raises(InvalidInput, match=r"expect\.max_silence: 'soon' is no duration"):
+    with pytest.raises(InvalidInput, match=r"expect\.max_silence: 'soon' is not a duration"):
         entry(expect={"max_silence": "soon"})
 
 
 @pytest.mark.parametrize(
     ("at", "source", "said"),
     [
-        ("/ts~", {}, "is no JSON pointer"),
-        ("at", {}, "no column that points into the records"),
+        ("/ts~", {}, "is not a JSON pointer"),
+        ("at", {}, "nor a column that points into the records"),
         ("/ts", {"format": "text"}, "json or csv, not text"),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_time_is_of_iso_8601_or_a_number(value: object) -> None:
     ("record", "said"),
     [
         ({}, "nothing at /ts"),
-        ({"ts": "soon"}, '"soon" at /ts, which is no time'),
+        ({"ts": "soon"}, '"soon" at /ts, which is not a time'),
         ({"ts": True}, "no time"),
         ({"ts": "2026-13-01T00:00:00Z"}, "no time"),
         ({"ts": "9" * 60}, "no time"),

@@ -142,7 +142,7 @@ def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
         (("rewind", "--yes"), "give one of --records, --to and --to-start"),
         (("rewind", "--records", "5", "--yes"), "has no cursor yet"),
         (("set", "5"), "continues after cursor 5 (before: none); its sink has no key, so records"),
-        (("rewind", "--to", "yesterday", "--yes"), "--to: 'yesterday' is no time"),
+        (("rewind", "--to", "yesterday", "--yes"), "--to: 'yesterday' is not a time"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_words(

@@ -179,7 +179,7 @@ def test_what_bounds_a_schedule_is_read_and_written_alike(
     ("options", "problem"),
     [
         ("task: t", "f.yaml:2: schedule 'a': one of cron, every and at: is missing"),
-        ("task: t, at: [soon]", "at: 'soon' is no time; write it as 2026-12-01T08:00"),
+        ("task: t, at: [soon]", "at: 'soon' is not a time; write it as 2026-12-01T08:00"),
         (
             "task: t, every: 1, end: 2026-03-29T02:30, zone: Europe/Berlin",
             "end: '2026-03-29T02:30' does not exist",
@@ -204,7 +204,7 @@ def test_a_mistake_is_named_with_its_place(options: str, problem: str) -> None:
 def test_a_mistake_has_the_line_of_its_key() -> None:
     text = "schedules:\n- name: a\n  task: t\n  every: 1m\n  retries:\n    first: x\n  priority: high\n"
     assert problems(text) == [
-        "f.yaml:5: schedule 'a': retries.first: 'x' is no duration; write it as 90s, 2m, 1m30s, 1h or 1d",
+        "f.yaml:5: schedule 'a': retries.first: 'x' is not a duration; write it as 90s, 2m, 1m30s, 1h or 1d",
         "f.yaml:7: schedule 'a': priority: must be a whole number from -100 to 100",
     ]
 

@@ -541,7 +541,7 @@ def test_what_is_not_there_is_missing(pointer: str) -> None:
 
 @pytest.mark.parametrize("text", ["seq", "a/b", " /a", "/~", "/a~2", "/~~0"])
 def test_what_is_no_pointer_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(ValueError, match="is no JSON pointer"):
+    with pytest.raises(ValueError, match="is not a JSON pointer"):
         TextPointers([text])
 
 
@@ -721,7 +721,9 @@ def test_a_record_that_is_no_csv_is_passed_over() -> None:
 
 @pytest.mark.parametrize("pointer", ["/other", "", "/seq/0"])
 def test_a_cursor_that_is_no_field_is_refused(pointer: str) -> None:
-    with pytest.raises(ValueError, match=r"is no field of the records; source\.csv\.fields has 'seq', 'a/b'"):
+    with pytest.raises(
+        ValueError, match=r"is not a field of the records; source\.csv\.fields has 'seq', 'a/b'"
+    ):
         csv_reader(pointer)
 
 

@@ -71,10 +71,10 @@ def test_what_can_be_right_is_accepted(spec: ScheduleSpec) -> None:
         (schedule_spec(cron=("0 25 * * *",)), "cron: the hour '25' is wrong: write 0 to 23"),
         (
             schedule_spec(cron=("@daily",), zone="Europe/Berln"),
-            "zone: 'Europe/Berln' is no time zone such as",
+            "zone: 'Europe/Berln' is not a time zone such as",
         ),
         (schedule_spec(cron=("@daily",), zone="Berlin"), "Europe/Berlin"),
-        (schedule_spec(cron=("@daily",), zone="x" * 10_000), "is no time zone"),
+        (schedule_spec(cron=("@daily",), zone="x" * 10_000), "is not a time zone"),
         (schedule_spec(every=0.05), "every: must be a number of seconds from 0.1 to 316224000"),
         (schedule_spec(jitter=-1), "jitter: -1 is negative; a duration must be positive"),
         (
@@ -171,7 +171,7 @@ def test_what_is_as_by_default_is_not_stored() -> None:
     [
         ({"task": None}, "task: is missing"),
         ({"warp": 9}, "unknown key 'warp'; known are name, task, "),
-        ({"every": "soon"}, "every: 'soon' is no duration"),
+        ({"every": "soon"}, "every: 'soon' is not a duration"),
         ({"args": "abc"}, "args: must be a list"),
         ({"overlap": "never"}, "overlap: must be one of skip, buffer_one"),
     ],

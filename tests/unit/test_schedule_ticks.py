@@ -108,11 +108,14 @@ def fired(spec: ScheduleSpec, count: int, *, after: datetime = EVE - DAY) -> lis
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("Christmas", "'Christmas' is no date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06"),
+        (
+            "Christmas",
+            "'Christmas' is not a date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06",
+        ),
         ("2026-02-30", "'2026-02-30': there is no such day"),
-        ("2026-12-24..12-26", "is no date; write"),
+        ("2026-12-24..12-26", "is not a date; write"),
         ("2026-12-24..2026-12-20", "ends before it begins; write the earlier date first"),
-        ("2026-12-24 ", "is no date; write"),
+        ("2026-12-24 ", "is not a date; write"),
         ("3000-01-01", "must lie before the year 3000"),
     ],
 )

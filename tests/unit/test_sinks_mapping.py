@@ -77,7 +77,7 @@ def test_a_column_is_a_pointer_a_rule_a_constant_or_something_known() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"columns": {"a": "b"}}, "sink.columns: column 'a': 'b' is no JSON pointer"),
+        ({"columns": {"a": "b"}}, "sink.columns: column 'a': 'b' is not a JSON pointer"),
         ({"columns": {"a": "$fed"}}, r"'\$fed' is not known; feedq knows \$feed, \$epoch, \$cursor"),
         ({"columns": {"a": {"pointer": "/a", "value": 1}}}, "needs either pointer or value"),
         ({"columns": {"a": {"pointer": "/a", "missing": "default"}}}, "there is no default"),
@@ -104,9 +104,9 @@ def test_a_sink_that_is_declared_wrong_says_what(options: dict[str, Any], words:
         (
             {"columns": {"a": "/sequence"}},
             CSV,
-            "column 'a' points at /sequence, which is no field .* has 'seq', 'price/eur'",
+            "column 'a' points at /sequence, which is not a field .* has 'seq', 'price/eur'",
         ),
-        ({"columns": {"a": "/seq/0"}}, CSV, "column 'a' points at /seq/0, which is no field"),
+        ({"columns": {"a": "/seq/0"}}, CSV, "column 'a' points at /seq/0, which is not a field"),
     ],
 )
 def test_a_sink_that_does_not_fit_its_source_says_why(
@@ -309,7 +309,7 @@ def test_what_the_database_fills_in_need_not_be_mapped() -> None:
         (Target("feedq.feed", "json"), "feedq's own"),
         (
             Target("raw", "csv", sources_of({"seq": "/sequence"}), csv=CSV_OF_TABLE),
-            "column 'seq' points at /sequence, which is no field of the records; source.csv.fields has 'seq'",
+            "column 'seq' points at /sequence, which is not a field of the records; source.csv.fields has 'seq'",
         ),
         (
             Target("raw", "json", key=("seq",)),

@@ -144,7 +144,7 @@ def test_a_user_has_the_role_that_is_said_and_everybody_else_looks(
 
 
 def test_a_role_that_there_is_not_is_refused_at_the_start() -> None:
-    with pytest.raises(ValidationError, match="'ada': 'root' is no role such as viewer, operator"):
+    with pytest.raises(ValidationError, match="'ada': 'root' is not a role such as viewer, operator"):
         Settings(flower_roles={"ada": "root"})
 
 

@@ -123,7 +123,7 @@ class Answer:
             try:
                 piece = self._gunzip.take()
             except zlib.error:
-                raise SourceUnavailable(f"{self.where}: its gzip cannot be unpacked") from None
+                raise SourceUnavailable(f"{self.where}: its gzip data cannot be unpacked") from None
             if piece:
                 return piece
             if not self._gunzip.is_drained:
@@ -131,7 +131,7 @@ class Answer:
             data = await self._link.receive()
             if not data:
                 if self._gunzip.is_amid:
-                    raise SourceUnavailable(f"{self.where}: its gzip breaks off")
+                    raise SourceUnavailable(f"{self.where}: its gzip data is incomplete")
                 return b""
             self._gunzip.push(data)
 
@@ -161,7 +161,7 @@ class Answer:
         if encoding in ("gzip", "x-gzip"):
             return Gunzip()
         raise SourceUnavailable(
-            f"{self.where}: answers in the content encoding {named(encoding)}, which was not asked for"
+            f"{self.where}: answers in the content encoding {named(encoding)}, which was not requested"
         )
 
 
@@ -217,7 +217,7 @@ class HttpClient:
             url = httpx.URL(f"{options.location}{target}" if target.startswith("/") else target)
         except httpx.InvalidURL:
             raise FeedMisconfigured(
-                f"{self._home}: what is to be asked for is no URL; look at source.url and its secrets"
+                f"{self._home}: the address to request is not a URL; check source.url and its secrets"
             ) from None
         there = location_of(url)
         if options.method == "POST" and there not in self._at_home:
@@ -252,7 +252,7 @@ class HttpClient:
             url = request.url.join(response.headers["location"])
             there = location_of(url)
         except (httpx.InvalidURL, UnicodeError):
-            raise SourceUnavailable(f"{where}: redirects to an address that cannot be one") from None
+            raise SourceUnavailable(f"{where}: redirects to an invalid address") from None
         self._check_scheme(there, where)
         status = response.status_code
         is_seen_off = status == HTTPStatus.SEE_OTHER or status in (
@@ -316,7 +316,7 @@ class HttpClient:
         try:
             url = answer.url.join(link)
         except httpx.InvalidURL:
-            raise SourceUnavailable(f"{answer.where}: the address of its next page cannot be one") from None
+            raise SourceUnavailable(f"{answer.where}: the address of its next page is invalid") from None
         there = location_of(url)
         self._check_scheme(there, answer.where)
         return url.raw_path.decode("ascii") if there == self._home else str(url.copy_with(fragment=None))
@@ -397,7 +397,7 @@ class _Link:
         except h11.LocalProtocolError:
             # Its message quotes the request.
             raise FeedMisconfigured(
-                f"{self.where}: the request holds what HTTP does not allow; look at source.url and source.headers"
+                f"{self.where}: HTTP does not allow what the request holds; check source.url and source.headers"
             ) from None
         self._connection.send(asked)
         self.was_heard = False
@@ -562,7 +562,7 @@ def location_of(url: httpx.URL) -> Location:
     except UnicodeError:
         is_host = False
     if scheme is None or not is_host:
-        raise SourceUnavailable("an answer leads to what is no http:// or https:// address")
+        raise SourceUnavailable("an answer leads to an address that is not http:// or https://")
     return Location(url.scheme, host, url.port or scheme.port or 0, scheme.tls, "")
 
 

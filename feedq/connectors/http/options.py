@@ -44,7 +44,7 @@ class HttpRequestOptions(RequestOptions):
         try:
             httpx.URL(str(parse_location(url, cls.SCHEMES)))
         except httpx.InvalidURL:
-            raise ValueError("has a host that cannot be one") from None
+            raise ValueError("has an invalid host") from None
         return url
 
     @field_validator("body")
@@ -130,7 +130,7 @@ class HttpOptions(HttpRequestOptions, StreamOptions):
         if self.cursor is not None or self.next_cursor is not None:
             name = "cursor" if self.cursor is not None else "next_cursor"
             if not self.asks_with_cursor:
-                raise ValueError(f"{name} is of no use without {{cursor}} in url, headers or body")
+                raise ValueError(f"{name} has no effect without {{cursor}} in url, headers or body")
         return self
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

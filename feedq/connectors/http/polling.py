@@ -540,4 +540,4 @@ def frame_whole(content: bytes, options: HttpOptions) -> Steps[tuple[Sequence[by
 
 
 def _no_json(answer: Answer) -> SourceUnavailable:
-    return SourceUnavailable(f"{answer.where}: its answer is no JSON, or nested too deeply")
+    return SourceUnavailable(f"{answer.where}: its answer is not JSON, or nested too deeply")

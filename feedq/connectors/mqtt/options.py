@@ -83,7 +83,7 @@ def check_topic_filter(topic: str) -> None:
             raise ValueError(f"{topic!r} must be $share/group/filter")
         topic = inner
     if not topic or "\0" in topic or len(topic.encode()) > TOPIC_BYTES_MAX:
-        raise ValueError(f"{topic[:80]!r} is no topic filter: empty, too long, or with a NUL in it")
+        raise ValueError(f"{topic[:80]!r} is not a topic filter: empty, too long, or with a NUL in it")
     *before, last = topic.split("/")
     if any("#" in level for level in before) or ("#" in last and last != "#"):
         raise ValueError(f"{topic!r}: '#' must be the whole last level")

@@ -301,7 +301,7 @@ class NatsClient:
             found = _CREDENTIALS.search(credentials)
             if found is None:
                 raise FeedMisconfigured(
-                    f"{self._where}: source.credentials is no content of a credentials file, "
+                    f"{self._where}: source.credentials is not the content of a credentials file, "
                     "which has a user's JWT and then its seed"
                 )
             seed, jwt = found["seed"], found["jwt"]
@@ -310,7 +310,7 @@ class NatsClient:
         except (NkeysError, ValueError):
             # What it raises may quote what it could not read.
             raise FeedMisconfigured(
-                f"{self._where}: the seed in source.nkey_seed or source.credentials is none"
+                f"{self._where}: the seed in source.nkey_seed or source.credentials is invalid"
             ) from None
 
     def _secret(self, template: str | None) -> str | None:
@@ -407,7 +407,7 @@ def _checked_info(line: bytes) -> dict[str, Any]:
     except ValueError:
         info = None
     if not line.startswith(b"INFO") or not isinstance(info, dict):
-        raise ValueError("an INFO that is no JSON")
+        raise ValueError("an INFO that is not JSON")
     version = _VERSION.match(str(info.get("version", ""))[:100])
     max_payload = info.get("max_payload", 2**20)
     if version is None or not isinstance(max_payload, int) or not 0 < max_payload <= 2**40:
@@ -419,5 +419,5 @@ def _said(line: bytes) -> str:
     """The server's words in an error, in small letters. Raises `ValueError` if it is none."""
     error = _ERROR.fullmatch(line)
     if error is None:
-        raise ValueError("a line that is none of NATS's protocol")
+        raise ValueError("a line outside the NATS protocol")
     return error["said"][:SAID_CHARACTERS_MAX].decode("utf-8", "replace").lower()

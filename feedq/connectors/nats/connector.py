@@ -135,7 +135,7 @@ class NatsConnector:
             raise self._explain(refusal) from refusal
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceUnavailable(
-                f"{self._where}: what it answered is no answer of JetStream; is it a NATS server?"
+                f"{self._where}: its answer is not one of JetStream; is it a NATS server?"
             ) from error
         self._trial_consumer = consumer if context.trial else None
         if start.gap is not None:
@@ -155,8 +155,8 @@ class NatsConnector:
             )
         if refusal.err_code in WORK_QUEUE_TAKEN:
             return FeedMisconfigured(
-                f"{self._where}: a work queue has one consumer for a subject, and another one than this feed's "
-                "is there already"
+                f"{self._where}: a work queue has one consumer per subject, and one other than this feed's "
+                "already exists"
             )
         said = f"{self._where}: {refusal}"
         if refusal.err_code in DISABLED:

@@ -79,13 +79,13 @@ class NatsOptions(MessageOptions):
         """By sequences of the stream, of which a subject may have some only."""
         position = NatsCursor.of(cursor)
         if position is None:
-            raise ValueError("it is no sequence of a stream")
+            raise ValueError("it is not a sequence of a stream")
         return NatsCursor(max(0, position.seq - records), position.created).cursor()
 
     def cursor_place(self, cursor: JSON) -> int:
         position = NatsCursor.of(cursor)
         if position is None:
-            raise ValueError("it is no sequence of a stream")
+            raise ValueError("it is not a sequence of a stream")
         return position.seq
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
@@ -107,7 +107,9 @@ class NatsOptions(MessageOptions):
     def _check_subjects(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
         for subject in (value,) if isinstance(value, str) else value:
             if not _SUBJECT.fullmatch(subject):
-                raise ValueError(f"{subject!r} is no subject: words with dots between, `>` only at the end")
+                raise ValueError(
+                    f"{subject!r} is not a subject: words with dots between, `>` only at the end"
+                )
         if not isinstance(value, str) and len(set(value)) < len(value):
             raise ValueError("names a subject twice")
         return value

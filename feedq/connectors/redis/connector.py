@@ -155,10 +155,10 @@ class RedisConnector:
     def _tell_missing(self, names: Sequence[str]) -> None:
         if not self._is_there:
             shown = ", ".join(names)[:SAID_CHARACTERS_MAX]
-            self._context.on_waiting(f"{self._location}: there is no stream {shown}; it is waited for")
+            self._context.on_waiting(f"{self._location}: there is no stream {shown} yet; waiting for it")
             return
         for name in names:
-            said = f"{self._location}: there was no stream {name} when the feed connected; it is waited for"
+            said = f"{self._location}: there was no stream {name} when the feed connected; waiting for it"
             self._context.on_notice(f"stream:{name}", said)
 
     def _position(self, stream: bytes, info: Mapping[bytes, Any], kept: JSON) -> Id:
@@ -250,7 +250,7 @@ class RedisConnector:
                 await _pair(link)
                 entry_id = await link.text(at_most=KEPT_ID_BYTES)
                 if isinstance(entry_id, LeftOut) or not ID.fullmatch(entry_id):
-                    raise BrokenAnswer("an entry with an id that is none")
+                    raise BrokenAnswer("an entry with an invalid id")
                 yield await self._entry(link, stream, entry_id)
 
     async def _entry(self, link: RedisLink, stream: bytes, entry_id: bytes) -> StreamEntry:
@@ -334,7 +334,7 @@ class RedisConnector:
         said = str(error)[:SAID_CHARACTERS_MAX]
         if isinstance(error, BrokenAnswer):
             return SourceUnavailable(
-                f"{self._location}: its answer is none that Redis gives: {said}; check source.url"
+                f"{self._location}: its answer is not one that Redis gives: {said}; check source.url"
             )
         if _CREDENTIALS.match(said):
             return FeedMisconfigured(
@@ -358,7 +358,7 @@ def _cursor(positions: Mapping[bytes, Id]) -> JSON:
 def _id(text: Any) -> Id:
     """Raises `BrokenAnswer` for what a server should not call one."""
     if not isinstance(text, bytes) or not ID.fullmatch(text):
-        raise BrokenAnswer("an id that is none")
+        raise BrokenAnswer("an invalid id")
     milliseconds, _, sequence = text.partition(b"-")
     return int(milliseconds), int(sequence)
 
@@ -370,12 +370,12 @@ def _oldest(answer: Any) -> Id:
             return ZERO
         case [[entry_id, *_], *_]:
             return _id(entry_id)
-    raise BrokenAnswer("what it answered to XRANGE is no list of entries")
+    raise BrokenAnswer("its answer to XRANGE is not a list of entries")
 
 
 async def _pair(link: RedisLink) -> None:
     if await link.array(at_most=2) != 2:
-        raise BrokenAnswer("a stream or an entry that is no pair")
+        raise BrokenAnswer("a stream or an entry that is not a pair")
 
 
 def _pairs(info: Any) -> dict[Any, Any]:
@@ -383,7 +383,7 @@ def _pairs(info: Any) -> dict[Any, Any]:
     if info is None:
         return {}
     if not isinstance(info, list) or len(info) % 2 or not all(isinstance(name, bytes) for name in info[::2]):
-        raise BrokenAnswer("what it answered to XINFO does not describe a stream")
+        raise BrokenAnswer("its answer to XINFO does not describe a stream")
     return dict(zip(info[::2], info[1::2], strict=True))
 
 

@@ -51,9 +51,7 @@ class RedisOptions(MessageOptions):
 
     def cursor_place(self, cursor: JSON) -> int:
         if len(self.streams) > 1:
-            raise ValueError(
-                "of several streams nobody can tell what comes after it: declare a feed for each"
-            )
+            raise ValueError("with several streams, what comes after it is unknown: declare a feed for each")
         self.check_cursor(cursor)
         text = cursor.get(self.streams[0]) if isinstance(cursor, dict) else None
         return place_of(id_of(text) if isinstance(text, str) else ZERO)
@@ -75,7 +73,7 @@ class RedisOptions(MessageOptions):
     @classmethod
     def _check_database(cls, url: str) -> str:
         if not _PATH.fullmatch(parse_location(url, cls.SCHEMES).target):
-            raise ValueError("has a path that is no database; write for instance redis://host/2")
+            raise ValueError("has a path that is not a database number; write for instance redis://host/2")
         return url
 
     @field_validator("streams")

@@ -191,7 +191,7 @@ def _number(text: bytes) -> int:
     if text == b"-1":
         return -1
     if not text.isdigit() or len(text) > 18:
-        raise BrokenAnswer("a length that is none")
+        raise BrokenAnswer("an invalid length")
     number = int(text)
     if number > TEXT_BYTES_MAX:
         raise BrokenAnswer(f"a text or an array of {number}, at most {TEXT_BYTES_MAX} are read")

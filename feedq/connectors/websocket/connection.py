@@ -147,7 +147,7 @@ class Websocket:
         if how.sent.reason == _RESERVED_BITS:
             return SourceUnavailable(f"{where}: sent a compressed message; {_NOT_COMPRESSED}")
         return SourceUnavailable(
-            f"{where}: what it sent is no WebSocket: {show(how.sent.reason, self._context)}"
+            f"{where}: what it sent is not WebSocket: {show(how.sent.reason, self._context)}"
         )
 
     def _when(self) -> str:
@@ -378,7 +378,7 @@ def explain_refusal(error: Exception, where: object, context: Context) -> FeedqE
             return SourceUnavailable(
                 f"{where}: accepted an extension of the protocol that nobody offered; {_NOT_COMPRESSED}"
             )
-    return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error), context)}")
+    return SourceUnavailable(f"{where}: its answer is not a WebSocket handshake: {show(str(error), context)}")
 
 
 def show(said: str, context: Context) -> str:
@@ -397,7 +397,7 @@ def _explain_status(response: Response, where: object, context: Context) -> Feed
     if 300 <= code < 400:
         return _explain_redirect(response, where, context)
     if code < 300:
-        return SourceUnavailable(f"{said} and is no WebSocket; check the path in source.url")
+        return SourceUnavailable(f"{said} and is not a WebSocket; check the path in source.url")
     after = ", ".join(response.headers.get_all("Retry-After"))
     if not after:
         return SourceUnavailable(said)

@@ -60,7 +60,7 @@ class WebsocketOptions(CursorOptions, RequestOptions):
     def _check_subprotocols(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             if not TOKEN.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a subprotocol")
+                raise ValueError(f"{name!r} is not a valid subprotocol name")
         return names
 
     @field_validator("subscribe", mode="before", json_schema_input_type=str | list[str])

@@ -126,7 +126,7 @@ async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
     except socket.gaierror:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise socket.gaierror(socket.EAI_NONAME, "no host can have this name") from error
+        raise socket.gaierror(socket.EAI_NONAME, "this is not a valid host name") from error
     return [(family, address) for family, _, _, _, address in found]
 
 

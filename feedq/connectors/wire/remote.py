@@ -93,7 +93,7 @@ def _host(host: str | None, *, bracketed: bool) -> str:
             # What the resolver does later; a label that is empty or too long fails here, not on the worker.
             host.encode("idna")
     except ValueError:
-        raise ValueError("has a host that cannot be one") from None
+        raise ValueError("has an invalid host") from None
     return host
 
 
@@ -207,7 +207,7 @@ def _tls_context(files: TlsFiles, _stamps: tuple[object, ...]) -> ssl.SSLContext
             context.load_cert_chain(files.cert_file, files.key_file, password="")
         except ssl.SSLError:
             raise FeedMisconfigured(
-                f"source.cert_file: {files.cert_file} with key {files.key_file or 'in the same file'} is no "
+                f"source.cert_file: {files.cert_file} with key {files.key_file or 'in the same file'} is not a "
                 "PEM certificate with its unencrypted private key"
             ) from None
     return context

@@ -64,7 +64,7 @@ class RequestOptions(RemoteOptions):
     def _check_headers(cls, headers: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         for name, value in headers.items():
             if not TOKEN.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a header")
+                raise ValueError(f"{name!r} is not a valid header name")
             if name.lower() in cls.OWN_HEADERS:
                 raise ValueError(f"{name!r} is set by feedq itself")
             check_template(value, info)

@@ -404,9 +404,7 @@ def translate_errors(url: str) -> Iterator[None]:
         # The driver's own, before anything is sent: whoever asked wrote it into a name or an address.
         if NUL_REFUSED not in str(error):
             raise
-        raise InvalidInput(
-            "no name and no text here may hold a NUL character (U+0000): leave it out"
-        ) from None
+        raise InvalidInput("names and texts must not contain a NUL character (U+0000)") from None
     except psycopg2.Error as error:
         code = error.pgcode
         is_cut = error.cursor is not None and error.cursor.connection.closed
@@ -422,9 +420,7 @@ def translate_errors(url: str) -> Iterator[None]:
                 f"{_explain(url, error)}; `feedq db grants` says what each role may, `feedq db upgrade` gives it"
             ) from error
         if code is not None and code.startswith(DATA_EXCEPTION):
-            raise InvalidInput(
-                f"the control database cannot work with a value that was given: {said}"
-            ) from error
+            raise InvalidInput(f"the control database refuses a value: {said}") from error
         if code in BEHIND:
             raise SchemaBehind(
                 f"the control database lacks something of this release ({said}): run its `feedq db upgrade`, or "

@@ -113,7 +113,7 @@ def _rows(
                     yield _end("as many records as were asked for")
                     return
             if now >= began + seconds:
-                yield _end("the time is over")
+                yield _end("the time limit was reached")
                 return
             last = parts[-1][0] if parts else last
             if not parts:

@@ -414,7 +414,9 @@ def _spans(texts: tuple[str, ...]) -> list[tuple[date, date]]:
 def _read(text: str) -> tuple[date, date]:
     found = _DATES.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06")
+        raise ValueError(
+            f"{text!r} is not a date; write 2026-12-24, or a range such as 2026-12-24..2027-01-06"
+        )
     try:
         first, last = (date.fromisoformat(said) for said in (found["first"], found["last"] or found["first"]))
     except ValueError:

@@ -343,4 +343,4 @@ def no_schedule(name: str) -> NotFound:
 
 
 def no_run(run_id: int) -> NotFound:
-    return NotFound(f"no run {run_id}; it never was, or its schedule's history has been trimmed since")
+    return NotFound(f"no run {run_id}: it never existed, or its schedule's history has been trimmed since")

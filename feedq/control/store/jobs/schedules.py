@@ -276,7 +276,7 @@ def _check_reason(reason: str | None) -> None:
     checked_reason(reason)
     if _ends_when_declared(reason):
         # An edit would end the pause of somebody who wants it to last.
-        raise InvalidInput(f"reason: {reason!r} is what feedq itself says; say it in other words")
+        raise InvalidInput(f"reason: {reason!r} is what feedq itself says; use other words")
 
 
 def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
