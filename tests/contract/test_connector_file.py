@@ -440,5 +440,5 @@ async def test_a_first_line_that_cannot_name_fields_fails_the_feed(tmp_path: Pat
     path = tmp_path / "data.csv"
     append(path, header, b"1,2")
     driver = driver_of(path, **NAMED)
-    assert_told(await driver.read(), FeedMisconfigured, "its first line is no header")
+    assert_told(await driver.read(), FeedMisconfigured, "its first line is not a header")
     assert driver.records == []
