@@ -114,7 +114,7 @@ class ConnectorOptions(StrictModel):
     def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
         """The part of a batch up to this place, or None; ``before`` is the cursor of the batch before it.
         Connectors that heed `Context.ends_at` are not asked."""
-        raise ValueError("its connector reads beyond the end that it was told")
+        raise ValueError("its connector reads beyond the end that it was given")
 
     @field_validator("csv")
     @classmethod
