@@ -39,23 +39,23 @@ class FeedqError(Exception):
 
 
 class InvalidInput(FeedqError):
-    """A request, option or file that cannot be right."""
+    """A request, option or file is invalid."""
 
 
 class NotFound(InvalidInput):
-    """Something was named that does not exist."""
+    """The named thing does not exist."""
 
 
 class Unreadable(InvalidInput):
-    """A stored declaration says something that this release does not know."""
+    """A stored declaration contains something that this release does not know."""
 
 
 class Unauthenticated(FeedqError):
-    """The request says nothing, or nothing true, about who asks."""
+    """The request carries no credentials, or invalid ones."""
 
 
 class Forbidden(FeedqError):
-    """Whoever asks has no role for this, or not over that tenant."""
+    """The caller's role does not allow this, or not for that tenant."""
 
 
 class Conflict(FeedqError):
@@ -71,7 +71,7 @@ class CatalogUnavailable(FeedqError):
 
 
 class SyncRefused(FeedqError):
-    """A catalog would have so many feeds removed that a person has to say so."""
+    """A sync would remove so many feeds that a person has to confirm it."""
 
 
 class Unavailable(FeedqError):
@@ -119,7 +119,7 @@ class SourceBusy(SourceUnavailable):
 
 
 class EndReached(FeedqError):
-    """Nothing of a source is wanted beyond here: not a failure, but how a backfill ends."""
+    """Nothing beyond this point of the source is wanted: not a failure, but the end of a backfill."""
 
 
 class SinkUnavailable(FeedqError):
@@ -127,7 +127,7 @@ class SinkUnavailable(FeedqError):
 
 
 class CommitUnknown(SinkUnavailable):
-    """The connection broke between a commit and its answer: the same write again finds out what became of it."""
+    """The connection broke between a commit and its answer: repeating the write finds out what happened."""
 
 
 class CheckpointLost(SinkUnavailable):

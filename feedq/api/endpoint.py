@@ -92,7 +92,7 @@ logger = log(__name__)
 
 
 class NoVerb(NotFound):
-    """Nothing is at an address: whoever asks speaks of another release, perhaps."""
+    """Nothing is at an address: perhaps the caller uses another release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a verb has come."""
+    """The progress of a verb."""
 
     done: int
     total: int | None
 
 
 class Endpoint:
-    """The verbs at one store."""
+    """Answers requests with the verbs, on one store."""
 
     def __init__(self, at: At, refused: Refused) -> None:
         """``at`` has the store, settings and sinks; each request brings its caller. ``refused`` writes down what

@@ -180,7 +180,7 @@ class HintsUnrecorded(redis.QoS):
 
 
 class RedisChannel(redis.Channel):
-    """A channel that survives what it cannot read."""
+    """A channel that survives messages it cannot read."""
 
     QoS = HintsUnrecorded
 
@@ -254,7 +254,7 @@ class RedisTransport(redis.Transport):
 
 
 class AmqpChannel(pyamqp.Channel):
-    """A channel that survives what it cannot read."""
+    """A channel that survives messages it cannot read."""
 
     def basic_consume(
         self,
@@ -382,9 +382,9 @@ def _say_dropped(why: str, **fields: object) -> None:
 
 
 class BoundedDispatcher(EventDispatcher):
-    """Celery's events, of which only so many wait for a broker that is away.
+    """Celery's events, of which a bounded number waits while the broker is away.
 
-    ``_outbound_buffer`` of Celery's own grows without a bound.
+    Celery's own ``_outbound_buffer`` grows without a bound.
     """
 
     def send(self, type: str, *how: Any, **fields: Any) -> None:

@@ -153,7 +153,7 @@ class StreamPool(BasePool):
 
 
 class Running:
-    """The handle by which Celery terminates a task under way. Celery itself keeps a weak reference to it only:
+    """The handle by which Celery terminates a running task. Celery itself keeps a weak reference to it only:
     whatever calls `done` keeps it until then."""
 
     __slots__ = ("__weakref__", "cancel")

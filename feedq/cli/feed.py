@@ -70,7 +70,7 @@ for _command in (set_feeds, edit_feed, dead_letters, cursor, backfill):
     default="name",
     help="Order; age is that of the last record.",
 )
-@options.limit(None, "Show only the first so many.")
+@options.limit(None, "Show only this many.")
 def list_(
     invocation: Invocation, *, select: selection.Selection, order: selection.SelectionOrder, limit: int | None
 ) -> None:

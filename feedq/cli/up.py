@@ -55,7 +55,7 @@ data_dir_option = click.option(
     "--port-base",
     type=click.IntRange(1024, 65_000),
     help="Port of PostgreSQL; Valkey, Flower, the demo source and the API use the next four. "
-    "[default: the ports of last time, or free ones]",
+    "[default: the ports used last time, or free ones]",
 )
 @click.option("--demo", "with_demo", is_flag=True, help="Also replay recorded AIS messages as a dozen feeds.")
 def up(

@@ -198,7 +198,7 @@ NEVER: Final = Event()
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the runner tells a connector about its feed."""
+    """What a connector gets from the runner about its feed."""
 
     feed: str
     clock: Clock
@@ -243,7 +243,7 @@ def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -
 
 
 class Connector(Protocol):
-    """Reads one source of one feed. Made anew for each connection attempt."""
+    """Reads one source of one feed. A new one is made for each connection attempt."""
 
     Options: ClassVar[type[ConnectorOptions]]
 

@@ -46,7 +46,7 @@ STDERR_BYTES_KEPT = 16 * 1024
 
 
 class Child:
-    """A running program: held on a leash, and ended with all it started. To be ended by `end`, also when it has
+    """A running program, which is ended together with all it started. To be ended by `end`, also when it has
     ended by itself. Its methods block.
 
     * Its standard output is a socket and not a pipe, so that the guard can cut it whatever else is stuck.

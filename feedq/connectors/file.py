@@ -60,7 +60,7 @@ _ROTATED = re.compile(r"[-._]?[0-9][-._:T0-9]*")
 
 @dataclass(frozen=True, slots=True)
 class FileCursor:
-    """Says after which byte of which file a feed stands."""
+    """The cursor: the byte of a file after which to resume."""
 
     inode: int
     offset: int

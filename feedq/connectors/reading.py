@@ -27,7 +27,7 @@ Piece = TypeVar("Piece", contravariant=True)
 
 
 class PieceFramer(Protocol[Piece]):
-    """What makes records of the pieces of one stream."""
+    """Makes records of the pieces of one stream."""
 
     @property
     def refusal(self) -> Refusal | None: ...

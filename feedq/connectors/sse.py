@@ -342,7 +342,7 @@ class EventFramer:
 
 @dataclass(frozen=True, slots=True)
 class EventShape:
-    """What events look like that are all alike but for their ids and their data."""
+    """The form of events that differ only in ids and data."""
 
     pattern: re.Pattern[bytes]
     """Matches one event; its group is the data."""

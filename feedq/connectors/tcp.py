@@ -43,7 +43,7 @@ SHOWN_OF_SECRET_MAX = 3
 
 
 class Hello(StrictModel):
-    """A message of ours, and what has to come back before the next one."""
+    """A message that we send, and the answer to wait for before the next one."""
 
     send: str = ""
     """What to send. Takes placeholders."""
@@ -59,7 +59,7 @@ class Hello(StrictModel):
 
 
 class Ping(StrictModel):
-    """How a source asks whether we are there, and what to say."""
+    """How a source pings, and what to answer."""
 
     prefix: Annotated[str, Field(min_length=1, max_length=1000)]
     """A record of at most 4 KiB that begins with this text is a ping. Takes escapes."""

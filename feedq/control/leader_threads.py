@@ -33,7 +33,7 @@ logger = log(__name__)
 
 
 class LeaderThread(Thread, ABC):
-    """Calls `work` every so many seconds while ``leads`` says so."""
+    """Calls `work` at an interval while ``leads`` is true."""
 
     def __init__(self, name: str, leads: Callable[[], bool], *, every_s: float) -> None:
         super().__init__(name=f"feedq-{name}", daemon=True)
@@ -78,7 +78,7 @@ class LandedKeeper(LeaderThread):
 
 
 class ExpectationJudge(LeaderThread):
-    """Looks whether feeds are as expected.
+    """Checks whether feeds meet their expectations.
 
     The database judges (`feedq.control.store.expectations`); what is decided here is when. A beat that has just
     been elected, or could not reach the database, waits for two ttls: feeds that were stopped with all else are

@@ -39,7 +39,7 @@ from feedq.core.model import (
 
 
 class Move(StrEnum):
-    """What an edit asks of a lease."""
+    """The effect of an edit on a lease."""
 
     WITHDRAW = "withdraw"
     """It was assigned and has not been claimed yet: it may be assigned anew."""

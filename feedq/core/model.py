@@ -226,7 +226,7 @@ Expect = Annotated[
 
 
 class Selector(Entry):
-    """Labels of workers. What becomes of a worker that lacks one has to be said."""
+    """Labels of workers. The caller has to say what happens to a worker that lacks one."""
 
     example = "{required: {region: eu}, preferred: {disk: ssd}}"
 
@@ -321,7 +321,7 @@ class ChangedCursor:
 
 @dataclass(frozen=True, slots=True)
 class FeedBackfill:
-    """What a feed is begun for that is a backfill of another."""
+    """The range of a backfill."""
 
     parent: int
     """The id of the feed that it is of."""
@@ -514,7 +514,7 @@ class FeedView:
 
 @dataclass(frozen=True, slots=True)
 class ChosenFeed:
-    """A feed that is chosen to be acted on: as much of it as that takes."""
+    """The part of a feed that is needed to act on it."""
 
     id: int
     name: str
@@ -726,7 +726,7 @@ class Progress(Keyed):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What became of the reports of an owner. A lease in neither of them is not the owner's any more."""
+    """The result of an owner's reports. A lease in neither of them is not the owner's any more."""
 
     held: list[FeedKey]
     """Leases whose reports were taken in."""

@@ -20,7 +20,7 @@ from feedq.errors import Forbidden
 
 
 class AccessRole(StrEnum):
-    """What somebody may do; each may do what those before it may."""
+    """The roles of callers; each includes the rights of those before it."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -45,7 +45,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what they may."""
+    """The caller and their rights."""
 
     who: str
     role: AccessRole

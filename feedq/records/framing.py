@@ -36,7 +36,7 @@ RECORD_BYTES_MAX = 32 * 2**20
 
 
 class Refusal(Enum):
-    """Why a stream cannot go on."""
+    """The reason why a stream cannot continue."""
 
     OVERSIZE = auto()
     """The next record is larger than the limit."""

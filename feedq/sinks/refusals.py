@@ -52,7 +52,7 @@ wait."""
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """Why an attempt took nothing."""
+    """The reason why an attempt landed nothing."""
 
     error: str
     position: int | None = None
@@ -136,7 +136,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class TargetOutcome:
-    """What became of the feeds of one target."""
+    """The result for the feeds of one target."""
 
     landed: Sequence[FeedWrite] = ()
     """But for the records that are ``dead``."""

@@ -35,7 +35,7 @@ from feedq.verbs.workers import find_worker
 
 
 class FeedAction(StrEnum):
-    """What can be done to feeds."""
+    """Actions on feeds."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -60,7 +60,7 @@ class FeedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A feed to which it was done, or would be."""
+    """A feed that was changed, or would be."""
 
     name: str
     generation: int | None = None
@@ -70,7 +70,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A feed to which it could not be done, and why."""
+    """A feed that could not be changed, and why."""
 
     name: str
     error: str
@@ -79,7 +79,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """What became of each feed of a selection; of a dry run, what would."""
+    """The result for each feed of a selection; in a dry run, what it would be."""
 
     count: int
     done: list[Done]

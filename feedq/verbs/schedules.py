@@ -95,7 +95,7 @@ class ScheduleDocument:
 
 
 class ScheduleAction(StrEnum):
-    """What can be done to a schedule."""
+    """Actions on a schedule."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -105,7 +105,7 @@ class ScheduleAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleActed:
-    """What was done to a schedule, or would be."""
+    """A change to a schedule that was made, or would be."""
 
     name: str
     action: ScheduleAction
@@ -130,7 +130,7 @@ class PastTicks:
 
 @dataclass(frozen=True, slots=True)
 class ComingTick:
-    """A tick to come."""
+    """A future tick."""
 
     tick_at: datetime
     local: datetime
@@ -141,7 +141,7 @@ class ComingTick:
 
 @dataclass(frozen=True, slots=True)
 class ComingTicks:
-    """The ticks to come of a schedule as it is or would be."""
+    """The next ticks of a schedule as it is or would be."""
 
     name: str
     when: str

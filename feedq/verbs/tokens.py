@@ -26,7 +26,7 @@ class MadeToken:
 
 @dataclass(frozen=True, slots=True)
 class EndedToken:
-    """A token that proves nothing any more."""
+    """A token that is no longer valid."""
 
     name: str
 

@@ -16,7 +16,7 @@ from feedq.verbs.wording import ID_SHOWN
 
 
 class WorkerAction(StrEnum):
-    """What can be done to a worker."""
+    """Actions on a worker."""
 
     CORDON = "cordon"
     """It keeps its feeds and is given no more."""

@@ -83,17 +83,17 @@ def _worker(action: str, title: str, says: str) -> Ask:
     return Ask(workers.act_on_worker, title, says, {"action": action})
 
 
-MOVE_TO: Final = Field("worker", "To which worker (placement chooses, if left empty)", is_required=False)
+MOVE_TO: Final = Field("worker", "Target worker (if empty, placement chooses)", is_required=False)
 UNTIL: Final = Field(
-    "until", "Until when (such as 2026-11-01T00:00:00Z; for good, if left empty)", is_required=False
+    "until", "Until (such as 2026-11-01T00:00:00Z; if empty, until it is resumed)", is_required=False
 )
-AFTER: Final = Field("begin", "After which cursor, or since when")
-UP_TO: Final = Field("end", "Up to which (where the feed stands, if left empty)", is_required=False)
+AFTER: Final = Field("begin", "Start after this cursor or time")
+UP_TO: Final = Field("end", "Stop after this cursor (if empty, where the feed stands)", is_required=False)
 BEGIN: Final = Field("begin", "From (such as 2026-11-01T00:00:00Z)")
 END: Final = Field("end", "To (exclusive)")
 ASKS: Final[Mapping[str, Ask]] = {
-    "pause": _feeds("pause", "A paused feed keeps its place, and runs again when it is resumed."),
-    "resume": _feeds("resume", "A resumed feed goes on from where it left off."),
+    "pause": _feeds("pause", "A paused feed keeps its cursor, and runs again when it is resumed."),
+    "resume": _feeds("resume", "A resumed feed continues where it left off."),
     "restart": _feeds("restart", "Each feed restarts from its last checkpoint."),
     "move": _feeds(
         "move",
@@ -104,13 +104,13 @@ ASKS: Final[Mapping[str, Ask]] = {
     "edit": Ask(
         declarations.declare,
         "Edit",
-        "The feed becomes what you write, and goes on from its last checkpoint.",
+        "The feed restarts with this declaration, from its last checkpoint.",
         fields=(Field("manifest", "Its declaration, as in a manifest", is_manifest=True),),
     ),
     "rewind": Ask(
         cursors.change_cursor,
         "Rewind cursor",
-        "The feed goes back by this many records and goes on from there; it need not be paused.",
+        "The feed goes back by this many records and continues from there; it need not be paused.",
         {"change": "rewind"},
         (Field("records", "How many records"),),
     ),
@@ -124,13 +124,13 @@ ASKS: Final[Mapping[str, Ask]] = {
     "backfill": Ask(
         backfills.begin_backfill,
         "Backfill",
-        "The records between two cursors land again, by key, while the feed goes on.",
+        "The records between two cursors land again, by key, while the feed keeps running.",
         fields=(AFTER, UP_TO),
     ),
     "cancel-backfill": Ask(
         backfills.cancel_backfill,
         "Cancel backfill",
-        "The backfill ends. What it has landed stays; the feed goes on.",
+        "The backfill ends. What it has landed stays; the feed keeps running.",
     ),
     "replay": Ask(
         landing.replay_dead_letters,
@@ -145,10 +145,10 @@ ASKS: Final[Mapping[str, Ask]] = {
         {"all": "true"},
         tone=RED,
     ),
-    "uncordon": _worker("uncordon", "Let it serve", "The worker is given feeds again."),
-    "cordon": _worker("cordon", "Cordon", "The worker keeps its feeds and is given no others."),
+    "uncordon": _worker("uncordon", "Let it serve", "The worker takes feeds again."),
+    "cordon": _worker("cordon", "Cordon", "The worker keeps its feeds and takes no others."),
     "drain": _worker(
-        "drain", "Drain", "The worker hands its feeds over to other workers, and is given none."
+        "drain", "Drain", "The worker hands its feeds over to other workers, and takes no new ones."
     ),
     "trigger": Ask(
         schedules.trigger_schedule, "Trigger", "The schedule runs once now, regardless of its timing."
@@ -172,7 +172,7 @@ ASKS: Final[Mapping[str, Ask]] = {
     "cancel-run": Ask(
         schedules.cancel_run,
         "Cancel run",
-        "A waiting run is not started; a running one is told to stop.",
+        "A waiting run is not started; a running one is asked to stop.",
         tone=RED,
     ),
 }

@@ -87,7 +87,7 @@ logger = log(__name__)
 
 
 class CommitAnswer(NamedTuple):
-    """Says what became of the batches of one queue in a group commit, with their sizes added up."""
+    """The result of the batches of one queue in a group commit, with their sizes added up."""
 
     batch_queue: BatchQueue
     size: int
@@ -103,7 +103,7 @@ class CommitAnswer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class BatchQueue:
-    """The way of one feed, under one epoch, into the sink."""
+    """The queue of one feed's batches, under one epoch, on their way into the sink."""
 
     key: FeedKey
     feed: str

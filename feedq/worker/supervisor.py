@@ -80,7 +80,7 @@ logger = log(__name__)
 
 
 class TaskCallbacks(Protocol):
-    """What is to hear of a ``stream_feed`` message. Nothing of it may block."""
+    """The receiver of ``stream_feed`` messages. Nothing of it may block."""
 
     def accepted(self) -> None:
         """The claim was committed: from now on the lease brings the feed back, not the message."""

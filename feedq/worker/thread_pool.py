@@ -28,7 +28,7 @@ Work: TypeAlias = Callable[[], None]
 
 
 class ThreadPool:
-    """Threads that run one piece of work after another, each in an empty context, as in a new thread.
+    """Threads that run one task after another, each in an empty context, as in a new thread.
 
     There are as many as run at once: work that never ends keeps its thread, and the next piece gets another.
     Thread-safe.

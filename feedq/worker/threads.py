@@ -146,7 +146,7 @@ logger = log(__name__)
 
 
 class Deadline:
-    """Once told to begin, ends the process unless it ends by itself in time. `look` is a duty of the watch."""
+    """Once started, ends the process unless it ends by itself in time. `look` is a duty of the watch."""
 
     def __init__(
         self, limit_s: float, *, is_busy: Callable[[], bool], leave: Callable[[int], object] = os._exit

@@ -35,7 +35,7 @@ loop."""
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A thread that does not get on."""
+    """A thread that is stuck."""
 
     said: str
     ident: int = 0

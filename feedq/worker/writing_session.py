@@ -34,14 +34,14 @@ NO_ANSWER_S = 8.0
 
 
 class Down(NamedTuple):
-    """A sink that is not reached: since when, on the monotonic clock, and why."""
+    """A sink that cannot be reached: since when, on the monotonic clock, and why."""
 
     since: float
     error: str
 
 
 class Outage:
-    """Remembers whether one worker reaches one sink. Shared by the threads that use it."""
+    """Remembers whether a worker can reach a sink. Shared by the threads that use it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -292,7 +292,7 @@ HTTP: Final = (
     Attack(
         "http: a list far behind brackets",
         http(b"", b'{"b":[' + b"[]," * (5 * MEBIBYTE) + b'[]],"a":{"b":[1,]}}'),
-        "no JSON",
+        "not JSON",
         options={"mode": "poll", "records": "/a/b"},
     ),
     _too_large(

@@ -231,7 +231,7 @@ def test_with_as_many_stuck_threads_as_slots_nothing_is_claimed_until_one_ends(
     assert stage.runs.states()[3] == "waiting"
     # To the terminal, or to Python's logging where another test has set that up.
     said = caplog.text + "".join(capsys.readouterr())
-    assert said.count("do not heed their end") == 1
+    assert said.count("ignored their time-out") == 1
     stage.go_on.set()
     until(stage.is_over, "the stuck threads have ended")
     stage.claim()

@@ -70,7 +70,7 @@ class Message(NamedTuple):
 
 
 class MqttLink:
-    """A connection. Whatever ends it goes to `inbox` as its failure."""
+    """A connection. The reason why it ends goes to `inbox` as a failure."""
 
     def __init__(self, connection: Connection, options: MqttOptions, context: Context) -> None:
         self.inbox: Inbox[Message] = Inbox(

@@ -19,7 +19,7 @@ _QOS: Final = 0b0110
 
 @dataclass(frozen=True, slots=True)
 class PacketRefusal:
-    """Why nothing more is read."""
+    """The reason why nothing more is read."""
 
     why: str
     payload_bytes: int = 0

@@ -62,7 +62,7 @@ _CREDENTIALS: Final = re.compile(
 
 
 class NatsMessage(NamedTuple):
-    """A message that a subscription brought."""
+    """A message of a subscription."""
 
     subscription: bytes
     subject: str
@@ -162,7 +162,7 @@ class NatsParser:
 
 
 class JetStreamRefusal(Exception):
-    """JetStream's API does not do what it was asked; ``code`` as in HTTP, ``err_code`` says what it is exactly."""
+    """JetStream's API refused a request; ``code`` as in HTTP, ``err_code`` says what it is exactly."""
 
     def __init__(self, code: int, err_code: int | None, description: str) -> None:
         super().__init__(description)
@@ -170,7 +170,7 @@ class JetStreamRefusal(Exception):
 
 
 class NatsClient:
-    """Holds one connection; it is not made anew."""
+    """Holds one connection, and does not reconnect."""
 
     def __init__(self, connection: Connection, options: NatsOptions, context: Context) -> None:
         self.inbox: Inbox[NatsMessage] = Inbox(bytes_max=options.buffer_bytes, room=context.room)

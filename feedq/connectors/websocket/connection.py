@@ -58,7 +58,7 @@ _NOT_COMPRESSED = "feedq does not offer compression (permessage-deflate): turn i
 
 
 class Websocket:
-    """An open connection. Only `open_websocket` makes one."""
+    """An open connection. Made only by `open_websocket`."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class Due(Enum):
 class Pulse:
     """Signs of life of one connection: when to ping the source, and when to give it up.
 
-    It is told the time and decides. Two clocks run: whatever is heard answers a ping, for it proves as well as a
+    It takes the time and decides. Two clocks run: whatever is heard answers a ping, for it proves as well as a
     pong that the source is there; only a message shows that the feed goes on, since pings and pongs are sent by
     libraries whatever the source behind them does. Times are monotonic seconds; a duration of 0 is never.
     """

@@ -71,7 +71,7 @@ def _is(found: object, value: JSON) -> bool:
 
 
 class MessageFramer:
-    """Records out of messages."""
+    """Makes records of messages."""
 
     refusal: Refusal | None = None
     """No line is longer than its message, which the connection has judged."""

@@ -108,7 +108,7 @@ class IdleWatch:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """An open connection. Only `open_connection` makes one."""
+    """An open connection. Made only by `open_connection`."""
 
     def __init__(
         self,

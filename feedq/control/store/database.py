@@ -75,7 +75,7 @@ BEHIND = ("3F000", "42P01", "42703", "42883")
 
 
 class Rows(list[Any]):
-    """What a statement answered. A row has its columns by name and by place."""
+    """The result of a statement. A row has its columns by name and by place."""
 
     def __init__(self, rows: Iterable[Any], rowcount: int) -> None:
         super().__init__(rows)

@@ -41,7 +41,7 @@ class Judged:
 
 
 class ExpectationStore(Aggregate):
-    """What is expected of feeds, and whether it is so."""
+    """Expectations of feeds, and whether they are met."""
 
     @in_statement
     def unmet(self, c: Connection) -> dict[str, int]:
@@ -59,7 +59,7 @@ class ExpectationStore(Aggregate):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A feed that is not as expected from now on, or is so again."""
+    """A feed that begins to fail an expectation, or meets it again."""
 
     id: int
     at: datetime
@@ -72,7 +72,7 @@ class Alert:
 
 
 class AlertOutbox(Aggregate):
-    """What is to be told."""
+    """The alerts to send."""
 
     @in_statement
     def due(

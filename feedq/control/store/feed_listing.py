@@ -54,7 +54,7 @@ class StatusCount:
 
 @dataclass(frozen=True, slots=True)
 class TroubledFeeds:
-    """Feeds of one tenant with which the same is wrong."""
+    """Feeds of one tenant with the same trouble."""
 
     cause: Status | Concern
     reason: Reason | None

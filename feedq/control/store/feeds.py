@@ -53,7 +53,7 @@ CHANGES_KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class FeedChange:
-    """What is to become of one feed."""
+    """The change requested for one feed."""
 
     kind: EventKind
     """What history calls it: a feed is added, edited, paused, resumed, restarted or removed."""
@@ -92,7 +92,7 @@ class FeedChange:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a change of one feed."""
+    """The result of a change of one feed."""
 
     name: str
     id: int | None = None

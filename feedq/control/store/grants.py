@@ -336,7 +336,7 @@ def _passwords(
 
 def _own_membership(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
     return _statements(
-        "Whoever is no superuser gives away only to roles that they belong to",
+        "Without superuser rights, ownership can be given only to one's own roles",
         *(_sql("GRANT {} TO CURRENT_USER", role_name(prefix, name)) for name in names),
     )
 

@@ -104,7 +104,7 @@ HEAD: Final = "0001"
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """What a database has been brought to."""
+    """The version that a database has been migrated to."""
 
     current: str | None
     """The revision of the tables; None when it was never migrated."""

@@ -81,7 +81,7 @@ class FleetAtPass(msgspec.Struct):
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What a pass begins with."""
+    """The state that a pass begins with."""
 
     state: FleetAtPass
     suspects: Sequence[SuspectWorker]
@@ -89,7 +89,7 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 class Stock(msgspec.Struct, frozen=True):
-    """What there was to do that needs no decision, and is done, and what somebody is to decide."""
+    """Work that needed no decision and is done, and work that needs one."""
 
     reaped: int
     """Leases that were freed because their owner was asked to release them and has not in time."""
@@ -106,7 +106,7 @@ class Stock(msgspec.Struct, frozen=True):
 
 
 class Moving(msgspec.Struct, frozen=True):
-    """What is on its way in the fleet, and what might move."""
+    """Moves in progress, and feeds that might move."""
 
     held: int
     """Idle feeds that are held for the successor of their worker."""

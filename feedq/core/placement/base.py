@@ -125,7 +125,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A running feed is to go on elsewhere."""
+    """A running feed should move to another worker."""
 
     feed_id: int
     source: UUID

@@ -154,7 +154,7 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of an attempt, as its worker tells it."""
+    """The end of an attempt, as its worker reports it."""
 
     run_id: int
     fence: int
@@ -169,7 +169,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of the ends that a worker has told. All others were rejected: their runs had been taken away."""
+    """The result of the ends that a worker reported. All others were rejected: their runs had been taken away."""
 
     ended: Sequence[int]
     """Ids of runs."""
@@ -193,7 +193,7 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The offer of a worker with free slots: what it asks for."""
+    """The request of a worker with free slots for runs."""
 
     worker_id: UUID
     limit: int

@@ -102,7 +102,7 @@ class Overlap(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """The policy about ticks that nobody fired in time (misfires)."""
+    """The policy for ticks that were not fired in time (misfires)."""
 
     SKIP = "skip"
     LATEST = "latest"
@@ -168,7 +168,7 @@ class Retries(Entry):
 
 
 class CatchUpSpec(Entry):
-    """What becomes of ticks that nobody fired in time."""
+    """What happens to ticks that were not fired in time."""
 
     shorthand = "policy"
 
@@ -204,7 +204,7 @@ class ScheduleSpec(Entry):
     """A schedule: a job, and when it is run.
 
     A run has the schedule that it was made from, as its job, without what says when (`JOB_KEYS`). The schedule
-    behind an entry of ``beat_schedule.py`` has no ticks of its own: the beat brings them.
+    behind an entry of ``beat_schedule.py`` has no ticks of its own: the beat supplies them.
     """
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in TIMING_KEYS]})

@@ -57,7 +57,7 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was decided of a schedule, as `feedq_1.fire` is given it."""
+    """The decision about a schedule, as `feedq_1.fire` is given it."""
 
     schedule_id: int
     name: str
