@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg2
@@ -37,6 +37,8 @@ from tests.contract.sink_stage import (
 )
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.proxy import Fault, PostgresProxy, Trap
+
+Kind = TypeVar("Kind", bound=PostgresSink | SqlSink)
 
 
 @cache
@@ -64,15 +66,13 @@ def empty_database(postgres: Postgres) -> str:
     return url
 
 
-class PostgresSinkHarness:
-    """`PostgresSink` over a database that is otherwise empty."""
+class DatabaseHarness(Generic[Kind]):
+    """Makes sinks of one kind over one database, and closes them."""
 
-    refused = b'"\\u0000"'
-
-    def __init__(self, url: str) -> None:
+    def __init__(self, kind: type[Kind], url: str) -> None:
         self.url = url
-        self.proxy = PostgresProxy(url)
-        self._sinks: list[Sink] = []
+        self._kind = kind
+        self._sinks: list[Kind] = []
 
     def sink(
         self,
@@ -81,12 +81,58 @@ class PostgresSinkHarness:
         worker_id: UUID | None = None,
         environment: str = ENVIRONMENT,
         url: str | None = None,
-    ) -> PostgresSink:
-        sink = PostgresSink(
-            url or self.url, environment=environment, worker_id=worker_id or uuid4(), role=role
-        )
-        self._sinks.append(sink)
-        return sink
+    ) -> Kind:
+        made = self._kind(url or self.url, environment=environment, worker_id=worker_id or uuid4(), role=role)
+        self._sinks.append(made)
+        return made
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+class ServerHarness(DatabaseHarness[Kind]):
+    """Over a database of a server, before which a proxy stands that breaks connections."""
+
+    def __init__(self, kind: type[Kind], url: str, *, proxy: PostgresProxy, database: str = "") -> None:
+        super().__init__(kind, url)
+        self.proxy = proxy
+        self._proxied_url = f"{proxy.url}{database}"
+
+    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
+        trap = self.proxy.arm(Fault.HOLD, "COMMIT", application=f"feedq-writer/{worker_id}")
+        sink = self.sink(worker_id=worker_id, url=self._proxied_url)
+        return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.release)
+
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
+        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[0]
+
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
+        sink, trap = self._lose(Fault.STRAND, writes)
+        return sink, trap.release
+
+    def close(self) -> None:
+        self.proxy.close()
+        super().close()
+
+    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, Trap]:
+        sink = self.sink(url=self._proxied_url)
+        trap = self.proxy.arm(fault, "COMMIT")
+        try:
+            written = sink.write(writes)
+        except CommitUnknown:
+            assert trap.tripped.wait(PATIENCE_S)
+            return sink, trap
+        raise AssertionError(f"the commit was answered: {written}")
+
+
+class PostgresSinkHarness(ServerHarness[PostgresSink]):
+    """`PostgresSink` over a database that is otherwise empty."""
+
+    refused = b'"\\u0000"'
+
+    def __init__(self, url: str) -> None:
+        super().__init__(PostgresSink, url, proxy=PostgresProxy(url))
 
     def rows(self, target: Target) -> list[tuple[str, int, Any]]:
         payload = "payload" if target.format == "bytes" else "payload::text"
@@ -98,18 +144,6 @@ class PostgresSinkHarness:
     def dead(self) -> list[tuple[str, int, bytes, JSON]]:
         letters = self.sink().dead_letters(limit=10**6)
         return [(x.feed, x.epoch, x.record, x.cursor) for x in reversed(letters)]
-
-    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
-        trap = self.proxy.arm(Fault.HOLD, "COMMIT", application=f"feedq-writer/{worker_id}")
-        sink = self.sink(worker_id=worker_id, url=self.proxy.url)
-        return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.release)
-
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
-        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[0]
-
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
-        sink, trap = self._lose(Fault.STRAND, writes)
-        return sink, trap.release
 
     def spoil(self, target: Target, code: str = "45000") -> bytes:
         self.query(
@@ -134,11 +168,6 @@ class PostgresSinkHarness:
         with PostgresProxy(self.url) as gone:
             return self.sink(url=gone.url)
 
-    def close(self) -> None:
-        self.proxy.close()
-        for sink in self._sinks:
-            sink.close()
-
     # -- PostgreSQL only -----------------------------------------------------------------------------
 
     def query(self, statement: str, parameters: Any = None, *, url: str | None = None) -> list[Any]:
@@ -159,16 +188,6 @@ class PostgresSinkHarness:
                 connection.cursor().execute("ROLLBACK")
             connection.close()
 
-    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, Trap]:
-        sink = self.sink(url=self.proxy.url)
-        trap = self.proxy.arm(fault, "COMMIT")
-        try:
-            written = sink.write(writes)
-        except CommitUnknown:
-            assert trap.tripped.wait(PATIENCE_S)
-            return sink, trap
-        raise AssertionError(f"the commit was answered: {written}")
-
 
 class Break(Enum):
     """What happens at a commit of SQLite's."""
@@ -187,33 +206,20 @@ class SqliteTrap:
     released: threading.Event = field(default_factory=threading.Event)
 
 
-class SqliteHarness:
+class SqliteHarness(DatabaseHarness[SqlSink]):
     """`SqlSink` over a file of SQLite's. Faults are brought about in the driver: there is no network."""
 
     refused = b'"refused"'
 
     def __init__(self, path: Path) -> None:
+        super().__init__(SqlSink, f"sqlite:///{path}")
         self.path = path
-        self.url = f"sqlite:///{path}"
-        self._sinks: list[SqlSink] = []
         self._traps: dict[str, SqliteTrap] = {}
         event.listen(Engine, "do_connect", self._connect)
         self.query(
             "CREATE TABLE raw (feed VARCHAR(200) NOT NULL, epoch BIGINT NOT NULL, received_at DATETIME NOT NULL, "
             "payload TEXT NOT NULL CHECK (payload <> '\"refused\"'))"
         )
-
-    def sink(
-        self,
-        *,
-        role: str = "writer",
-        worker_id: UUID | None = None,
-        environment: str = ENVIRONMENT,
-        url: str | None = None,
-    ) -> SqlSink:
-        sink = SqlSink(url or self.url, environment=environment, worker_id=worker_id or uuid4(), role=role)
-        self._sinks.append(sink)
-        return sink
 
     def rows(self, target: Target) -> list[tuple[str, int, Any]]:
         return self.query(f'SELECT feed, epoch, payload FROM "{target.table}" ORDER BY rowid')
@@ -254,8 +260,7 @@ class SqliteHarness:
         event.remove(Engine, "do_connect", self._connect)
         for trap in self._traps.values():
             trap.released.set()
-        for sink in self._sinks:
-            sink.close()
+        super().close()
 
     # -- SQLite only ---------------------------------------------------------------------------------
 

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-from uuid import UUID, uuid4
 
-from feedq.errors import CommitUnknown
-from feedq.sinks.base import FeedWrite, Sink, Target
+from feedq.sinks.base import Sink, Target
 from feedq.sinks.sql import SqlSink
-from tests.contract.sink_stage import ENVIRONMENT, PATIENCE_S, FrozenWrite
+from tests.contract.sink_harness import ServerHarness
 from tests.peers.mariadb import MariaDb, MariaDbProxy
-from tests.proxy import Fault, Trap
 
 DATABASE = "contract_of_the_sinks"
 
 
-class MariaDbHarness:
+class MariaDbHarness(ServerHarness[SqlSink]):
     """A database that is empty but for the landing table of most tests, which refuses one record."""
 
     refused = b'"refused"'
 
     def __init__(self, server: MariaDb) -> None:
+        proxy = MariaDbProxy(server.url())
+        super().__init__(SqlSink, server.url(DATABASE), proxy=proxy, database=DATABASE)
         self.server = server
-        self.proxy = MariaDbProxy(server.url())
-        self._sinks: list[SqlSink] = []
         server.execute(f"DROP DATABASE IF EXISTS {DATABASE}")
         server.execute(f"CREATE DATABASE {DATABASE}")
         self.query(
@@ -33,37 +30,8 @@ class MariaDbHarness:
             "payload json NOT NULL, CHECK (payload <> '\"refused\"'))"
         )
 
-    def sink(
-        self,
-        *,
-        role: str = "writer",
-        worker_id: UUID | None = None,
-        environment: str = ENVIRONMENT,
-        url: str | None = None,
-    ) -> SqlSink:
-        sink = SqlSink(
-            url or self.server.url(DATABASE),
-            environment=environment,
-            worker_id=worker_id or uuid4(),
-            role=role,
-        )
-        self._sinks.append(sink)
-        return sink
-
     def rows(self, target: Target) -> Sequence[tuple[str, int, Any]]:
         return self.query(f"SELECT feed, epoch, payload FROM `{target.table}`")
-
-    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
-        trap = self.proxy.arm(Fault.HOLD, "COMMIT", application=f"feedq-writer/{worker_id}")
-        sink = self.sink(worker_id=worker_id, url=f"{self.proxy.url}{DATABASE}")
-        return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.release)
-
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
-        return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[0]
-
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
-        sink, trap = self._lose(Fault.STRAND, writes)
-        return sink, trap.release
 
     def spoil(self, target: Target) -> bytes:
         self.query(
@@ -87,20 +55,5 @@ class MariaDbHarness:
         with MariaDbProxy(self.server.url(user="root:s3cret")) as gone:
             return self.sink(url=f"{gone.url}{DATABASE}")
 
-    def close(self) -> None:
-        self.proxy.close()
-        for sink in self._sinks:
-            sink.close()
-
     def query(self, statement: str, parameters: object = None) -> list[Any]:
         return self.server.execute(statement, parameters, database=DATABASE)
-
-    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, Trap]:
-        sink = self.sink(url=f"{self.proxy.url}{DATABASE}")
-        trap = self.proxy.arm(fault, "COMMIT")
-        try:
-            written = sink.write(writes)
-        except CommitUnknown:
-            assert trap.tripped.wait(PATIENCE_S)
-            return sink, trap
-        raise AssertionError(f"the commit was answered: {written}")

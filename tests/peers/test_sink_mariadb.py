@@ -14,7 +14,6 @@ from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
-    SinkHarness,
     batch,
     fence,
     fenced,
@@ -46,12 +45,6 @@ class TestSqlSinkOnMariaDb(SinkConformance):
     """All that a sink must do, InnoDB does."""
 
     password = "s3cret"
-
-    @pytest.fixture
-    def harness(self, mariadb: MariaDb) -> Iterator[SinkHarness]:
-        made = MariaDbHarness(mariadb)
-        yield made
-        made.close()
 
 
 # -- connecting --------------------------------------------------------------------------------------
