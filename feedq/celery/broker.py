@@ -150,8 +150,8 @@ class HintsUnrecorded(redis.QoS):
 
     kombu writes down each message that it takes (``append`` in `kombu.transport.redis.QoS`), so that another
     consumer may have it if this one dies. A node's queue has no other consumer, and its messages are hints: the
-    lease of a feed whose hint was lost brings it back. Two round trips less a message are half the time of a cold
-    start. They count towards the prefetch window as all others do.
+    lease of a feed whose hint was lost brings it back. Two fewer round trips per message halve the time of a cold
+    start. They count towards the prefetch window like all others.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -395,7 +395,7 @@ class BoundedDispatcher(EventDispatcher):
 
 
 class BoundedClock(LamportClock):
-    """Celery's clock, which adopts the highest number that it hears: but none that could not be sent on.
+    """Celery's clock, which adopts the highest number it receives, except one that could not be sent on.
 
     ``adjust`` of kombu's own takes the larger of the two, whatever it is. A number of four thousand digits can be
     read from JSON, and the next one cannot be written.

@@ -276,7 +276,7 @@ def show(invocation: Invocation, *, name: str) -> None:
 @click.argument("name")
 @options.changes
 def cordon(invocation: Invocation, *, name: str) -> None:
-    """Give a worker no new feeds. It keeps those it has.
+    """Give a worker no new feeds. It keeps its current feeds.
 
     \b
     Example:

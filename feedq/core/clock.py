@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. ``monotonic`` goes on counting while the process is stopped."""
+    """The machine's clocks. ``monotonic`` keeps counting while the process is stopped."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)

@@ -50,7 +50,7 @@ RATE_MIN: Final = 1e-9
 
 
 class RateLimits(StrictModel):
-    """How fast something may be read, on average; None is without a limit."""
+    """How fast something may be read, on average; None means no limit."""
 
     rows_per_s: Annotated[float | None, Field(gt=0, le=1e12)] = None
     """Records per second."""
@@ -147,10 +147,10 @@ class RateLimiter:
 
     After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A rate
     limiter that has a part of a rate has that part of the burst too, and lets its first one through at once as
-    long as all together let through no more in that moment than `CONNECT_FIRST_S` of the rate. If they are more
-    than that, of a slot that is only partly over the moment may be over already or still to come. So a rate
-    limiter with a rate of its own never keeps the first one waiting, and a thousand rate limiters that share a
-    rate of a hundred do not let a thousand through in one moment.
+    long as all together let through no more in that moment than `CONNECT_FIRST_S` of the rate. If that is
+    exceeded, the moment of a slot that is only partly over may already be past or still to come. So a rate limiter
+    with a rate of its own never keeps the first one waiting, and a thousand rate limiters that share a rate of a
+    hundred do not let a thousand through in one moment.
     """
 
     __slots__ = ("_burst", "_moment", "_rng", "_slot_at", "_spacing_s")

@@ -105,7 +105,7 @@ class Reason(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """A worker session is born active, may drain, and ends gone. Gone never comes back."""
+    """A worker session is born active, may drain, and ends gone. A session that is gone never comes back."""
 
     ACTIVE = "active"
     DRAINING = "draining"
@@ -300,7 +300,7 @@ class FeedSpec(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Says whose a checkpoint is. A feed that is removed and declared again is another one."""
+    """Identifies the owner of a checkpoint. A feed that is removed and declared again is another one."""
 
     feed: UUID
     installation: UUID

@@ -88,7 +88,7 @@ class Wrong(ValueError):
 
 
 class StrictModel(BaseModel):
-    """What people write. A key that is not known is refused by name.
+    """What people write. Unknown keys are refused by name.
 
     Its validator is built when it first validates something: most commands and workers use few of all models.
     """

@@ -60,7 +60,8 @@ def may_enter(path: Path, account: Account) -> bool:
 
 
 class TetheredChild(subprocess.Popen[bytes]):
-    """A child that is untied as soon as it has been waited for: its pid may be somebody else's then."""
+    """A child that is forgotten as soon as it has been waited for, because its pid may then belong to another
+    process."""
 
     _is_tied = True
 

@@ -11,8 +11,8 @@ from feedq.core.model import JSON
 
 @dataclass(slots=True)
 class Records:
-    """Records in order, in one of two forms. Not to be changed: it is not frozen only because it is made three
-    times as fast.
+    """Records in order, in one of two forms. Treat it as immutable: it is not frozen only because that makes
+    creating one three times as fast.
 
     ``lines`` is the fast path: whole records, none of them empty or holding a newline or carriage return, each
     *ended* by ``\\n``. ``records`` is the general one.

@@ -76,7 +76,7 @@ _count = attrgetter("count")
 
 
 class OnConflict(StrEnum):
-    """The policy about a row whose key is there already."""
+    """The policy for a row whose key already exists."""
 
     IGNORE = "ignore"
     UPDATE = "update"
@@ -236,8 +236,8 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The target cannot work: no table, no such column, no permission. Or the checkpoint is somebody else's. It
-    waits for an edit, or for `Sink.take`."""
+    """The target cannot be written: no table, no such column, no permission. Or the checkpoint is somebody else's.
+    It waits for an edit, or for `Sink.take`."""
 
     feed_id: int
     epoch: int
@@ -249,7 +249,7 @@ FenceOutcome = Fenced | Superseded | Blocked | Unusable
 
 @dataclass(slots=True)
 class FeedWrite:
-    """Batches of one feed, in order, for one group commit. Not frozen for the reason that a `Batch` is not."""
+    """Batches of one feed, in order, for one group commit. It is not frozen, for the same reason as `Batch`."""
 
     feed_id: int
     feed: str

@@ -173,7 +173,7 @@ def owner_of(checkpoint: Checkpoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """Says who committed a feed last, and under which epoch the feed is now."""
+    """The last committer of a feed, and the feed's current epoch."""
 
     epoch: int
     commit_id: UUID | None

@@ -224,7 +224,7 @@ class CopyPlan(TargetPlan):
 class KeyedCopyPlan(CopyPlan):
     """A plan for one target with a key, with its staging table.
 
-    A single row of each key is in the table, which is what a staging table is for: rows are copied there and
+    The table keeps a single row of each key, for which a staging table is needed: rows are copied there and
     inserted from it with ``ON CONFLICT``. There they carry a number in order of arrival, since a heap gives them
     back in any: the first row of a key is the one that stays, or with ``update`` the last.
 

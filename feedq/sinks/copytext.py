@@ -68,7 +68,7 @@ parsed: Final = msgspec.json.Decoder(Raw).decode
 class UnreadableRecord(Exception):
     """A record that cannot even be sent to the database; the message says why.
 
-    Of several records, ``position`` is the index of the one, where that is known. A hint, nothing more.
+    Of several records, ``position`` is the index of the one, where that is known. It is only a hint.
     """
 
     def __init__(self, why: str, *, position: int | None = None) -> None:

@@ -21,7 +21,7 @@ from feedq import __version__
 
 
 class GroupHistogram(Collector):
-    """A histogram of what is measured of thousands at once. Thread-safe.
+    """A histogram of values that are measured by the thousand. Thread-safe.
 
     prometheus_client's own takes them one by one, and for each a tenth of the time that it takes to land a record.
     """

@@ -93,7 +93,7 @@ def behaviour(*needs: str) -> Callable[[Body], Callable[[Any], None]]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A source that is up."""
+    """A running source."""
 
     where: str
     """``host:port`` of a server; what ``options`` understands for a connector that dials nobody."""

@@ -38,7 +38,7 @@ from feedq.verbs.registry import At, Expected, NameArgument, OpenSink, Past, ver
 
 
 class CursorVerb(StrEnum):
-    """How a cursor is changed."""
+    """The kinds of cursor change."""
 
     SET = "set"
     RESET = "reset"
@@ -67,7 +67,7 @@ class CursorChange:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The checkpoint that a feed goes on from."""
+    """The checkpoint from which a feed continues."""
 
     name: str
     owner: str

@@ -224,7 +224,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A registered verb: the function, and what its faces are made of."""
+    """A registered verb: the function, and the facts from which its faces are made."""
 
     name: str
     method: str

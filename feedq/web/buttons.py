@@ -26,7 +26,7 @@ RED: Final = "danger"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An argument of the verb that somebody types."""
+    """An argument of the verb that a person types."""
 
     name: str
     label: str
@@ -37,7 +37,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What buttons of one kind ask for."""
+    """The request that buttons of one kind make."""
 
     function: Callable[..., Any]
     title: str

@@ -361,7 +361,7 @@ class FleetPage(PageHandler):
 
 
 class ProblemsPage(PageHandler):
-    """Shows everything that somebody has to look at, worst first."""
+    """Shows everything that needs attention, worst first."""
 
     title = "Problems"
     tab = "problems"
@@ -455,7 +455,7 @@ class SchedulePage(PageHandler):
 
 
 class DialogPage(PageHandler):
-    """Shows the dialog of a button (`feedq.web.dialogs`), and does what it asks for."""
+    """Shows the dialog of a button (`feedq.web.dialogs`), and performs it."""
 
     is_live = True
 

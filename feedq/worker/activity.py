@@ -70,7 +70,7 @@ class FeedThread:
 
 
 class Activity:
-    """The notes of one process. The process itself writes, anybody may read."""
+    """The notes of one process. Written by the process itself, readable by any."""
 
     def __init__(self, file: mmap.mmap) -> None:
         self._bytes = memoryview(file)
@@ -335,7 +335,7 @@ class LoopSample:
 
 
 class StallClock:
-    """Counts for how long a loop has stood still although it could have turned. Pure: fed with samples."""
+    """Counts how long a loop has stood still although it could have run. Pure: fed with samples."""
 
     def __init__(self) -> None:
         self._last: LoopSample | None = None

@@ -215,10 +215,10 @@ def hints(source: ConnectorOptions, target: Target, records: Sequence[bytes]) ->
 
 
 class FirstRecords:
-    """Looks at the first records of a connection, and tells what is odd about them while the feed runs.
+    """Looks at the first records of a connection, and reports what is odd about them while the feed runs.
 
-    A value that is pointed at and was in none of `SOUGHT_IN` records is told, and sought on in one record of each
-    batch: when it comes, it is told no longer. Nothing is looked at any more when all have been found.
+    A value that is pointed at and occurred in none of `SOUGHT_IN` records is told, and sought on in one record of
+    each batch: when it comes, it is told no longer. Nothing is looked at any more when all have been found.
     """
 
     def __init__(self, source: ConnectorOptions, target: Target, *, from_beginning: bool) -> None:

@@ -65,7 +65,8 @@ class CoreDriver:
 
 
 class SessionObserver(Protocol):
-    """Hears of the worker session, for whoever else lives under it. Called from other threads; must not block."""
+    """Receives news of the worker session, for other parts that depend on it. Called from other threads; must not
+    block."""
 
     def gone(self) -> None:
         """The worker session was declared gone."""

@@ -492,7 +492,7 @@ def _send(pid: int, number: int) -> None:
 
 
 class VerdictWriter(Thread):
-    """Writes the verdict into the control database, as far as that answers in time."""
+    """Writes the verdict into the control database, if that answers in time."""
 
     def __init__(self, activity: Activity, loss: Loss) -> None:
         super().__init__(name="feedq-report", daemon=True)

@@ -212,7 +212,7 @@ table may be gone."""
 
 
 class FeedThrottle:
-    """The limits that one feed has to keep to while it is here, which is as long as a ``with`` block of this."""
+    """The limits of one feed on this worker, for the length of a ``with`` block."""
 
     __slots__ = ("_is_waiting", "_pacing", "_tenant", "_throttles")
 

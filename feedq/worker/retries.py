@@ -22,7 +22,7 @@ from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 
 
 class FeedRetries:
-    """The failures of one feed, counted on from what its claim says. Used on the runner's loop."""
+    """The failures of one feed, counted from the number in its claim. Used on the runner's loop."""
 
     def __init__(self, claim: Claim, *, policy: BackoffPolicy, clock: Clock, rng: Random) -> None:
         self._policy, self._clock, self._rng = policy, clock, rng

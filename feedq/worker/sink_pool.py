@@ -34,7 +34,7 @@ WRITTEN_S = 30.0
 
 
 class SinkEnds(NamedTuple):
-    """What lands and fences in one sink, and whether that sink is reached."""
+    """The writer and fencer of one sink, and whether that sink can be reached."""
 
     outage: Outage
     writer: Writer

@@ -13,7 +13,7 @@ from threading import Lock
 
 
 class Sockets:
-    """The open sockets of one feed, which take it next to no memory. Thread-safe."""
+    """The open sockets of one feed, kept in very little memory. Thread-safe."""
 
     __slots__ = ("_open",)
     _lock = Lock()

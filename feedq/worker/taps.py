@@ -63,7 +63,7 @@ class RecordTap:
 
 
 class TapWriter:
-    """Sends what gathers of the tapped feeds of one loop. Used on that loop, but for what says otherwise."""
+    """Sends the collected records of one loop's tapped feeds. Used on that loop, but for what says otherwise."""
 
     def __init__(
         self,

@@ -30,8 +30,8 @@ Work: TypeAlias = Callable[[], None]
 class ThreadPool:
     """Threads that run one task after another, each in an empty context, as in a new thread.
 
-    There are as many as run at once: work that never ends keeps its thread, and the next piece gets another.
-    Thread-safe.
+    The pool grows with the work that runs at once: work that never ends keeps its thread, and the next piece gets
+    another. Thread-safe.
     """
 
     def __init__(self) -> None:

@@ -260,7 +260,7 @@ def _drop_broken(group: Group) -> None:
 
 @dataclass(slots=True)
 class FeedApart:
-    """A feed that is written by itself."""
+    """A feed that is written separately."""
 
     due_at: float
     until: float
@@ -286,7 +286,7 @@ class ApartWriter:
     """Writes feeds in trouble one at a time, so that the others need not wait for them.
 
     A feed takes turns with others of its kind. As much of it is written in a turn as takes `SLICE_SLOW_S` at most,
-    one batch at least. One that cannot be written now is tried again ever less often. What waits for a feed here
+    one batch at least. One that cannot be written now is retried at growing intervals. What waits for a feed here
     is always older than what `Writer` still has of it, and a feed goes back only when nothing does.
     """
 

@@ -262,7 +262,8 @@ class Pulls:
 
     Two are under way at most, so that the source never waits for a round trip; they are answered one after the
     other. A request ends when all it asked for has come, or with a status message that goes to an inbox of its
-    own. While it waits the server sends heartbeats: so a consumer that is gone is told from one that has nothing.
+    own. While it waits the server sends heartbeats, so that a consumer that is gone differs from one that has
+    nothing.
 
     What was asked for is on its way, and nobody can stop it: it takes room from the worker's memory until it has
     come, as much as messages have taken so far. So a feed asks for few messages at first, and for more while they

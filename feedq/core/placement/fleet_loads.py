@@ -97,7 +97,7 @@ Key: TypeAlias = tuple[float, int, int, Slot]
 
 
 class Pool:
-    """Workers by utilisation. Those that have feeds of the tenant at hand stand apart meanwhile."""
+    """Workers by utilisation. Those that have feeds of the current tenant are kept apart meanwhile."""
 
     __slots__ = ("barred", "heap", "sharing")
 
@@ -349,7 +349,8 @@ class FleetLoads:
 
 
 class Moves:
-    """Carries moves out on paper. A feed that moves twice counts once, and not at all when it comes back."""
+    """Simulates moves without making them. A feed that moves twice counts once, and not at all when it comes
+    back."""
 
     def __init__(
         self,

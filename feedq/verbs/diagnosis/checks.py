@@ -13,7 +13,7 @@ from feedq.core.selection import Selection
 
 
 class Level(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"

@@ -75,7 +75,7 @@ class Peers:
 
 
 class Ticker:
-    """Fires due ticks: the part of one worker in that. `peers` may be read from any thread."""
+    """Fires due ticks: one worker's part of them. `peers` may be read from any thread."""
 
     def __init__(
         self,

@@ -72,8 +72,8 @@ class _Made(msgspec.Struct):
 class ScheduleStore(ScheduleListing):
     """Declared schedules, and the runs that somebody asks for; `ScheduleListing` has what reads them.
 
-    What needs a declaration that this release cannot read raises `Unreadable`; to edit, pause, purge and
-    remove such a schedule, or to list it with others, does not. Thread-safe.
+    Methods that need a declaration which this release cannot read raise `Unreadable`; such a schedule can
+    still be edited, paused, purged, removed and listed. Thread-safe.
     """
 
     # -- declarations --------------------------------------------------------------------------------
