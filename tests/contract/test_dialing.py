@@ -170,9 +170,6 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
     run_on_asyncio(main())
 
 
-# -- one address, however it is written ----------------------------------------------------------------
-
-
 # -- what is left behind -------------------------------------------------------------------------------
 
 

@@ -56,11 +56,15 @@ def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
     )
 
 
-async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
+def reporting() -> tuple[ProgressReporter, list[list[Progress]]]:
+    """A reporter on the running loop, and all its reports."""
     sent: list[list[Progress]] = []
-    reporter = ProgressReporter(
-        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
-    )
+    loop = asyncio.get_running_loop()
+    return ProgressReporter(loop, lambda _, progress: sent.append(progress), worker_id=uuid4), sent
+
+
+async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
+    reporter, sent = reporting()
     around = surroundings_of(reporter)
     runners = [make_runner(around, n) for n in (1, 2, 3)]
     for runner in runners:
@@ -73,7 +77,7 @@ async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
 
 async def test_rates_are_smoothed_over_half_a_minute() -> None:
     clock = ManualClock()
-    reporter = ProgressReporter(asyncio.get_running_loop(), lambda *_: None, worker_id=uuid4)
+    reporter, _ = reporting()
     progress = make_runner(replace(surroundings_of(reporter), clock=clock), 1).progress
     assert progress.report().rows_per_s == 0, "it connects"
     landed = progress.batch_queue = DataPath().open_batch_queue((1, 1), "feed-1")
@@ -94,10 +98,7 @@ async def test_rates_are_smoothed_over_half_a_minute() -> None:
 
 
 async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
-    sent: list[list[Progress]] = []
-    reporter = ProgressReporter(
-        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
-    )
+    reporter, sent = reporting()
     runner = make_runner(surroundings_of(reporter), 1)
     reporter.note(runner.progress)
     # A moment longer than news would take, to see that nothing is sent.
@@ -109,10 +110,7 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
 
 
 async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() -> None:
-    sent: list[list[Progress]] = []
-    reporter = ProgressReporter(
-        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
-    )
+    reporter, sent = reporting()
     around = surroundings_of(reporter)
     runners = [make_runner(around, n) for n in range(2 * PROGRESS_MAX + 1)]
     for _ in range(3):
@@ -125,10 +123,7 @@ async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() ->
 
 
 async def test_news_are_told_however_many_others_wait() -> None:
-    sent: list[list[Progress]] = []
-    reporter = ProgressReporter(
-        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
-    )
+    reporter, sent = reporting()
     around = surroundings_of(reporter)
     runners = [make_runner(around, n) for n in range(PROGRESS_MAX + 10)]
     for runner in runners:
