@@ -24,7 +24,7 @@ Expectations = Mapping[str, Any]
 
 
 class Expectation(StrEnum):
-    """Kinds of what may be expected of a feed."""
+    """The kinds of expectations of a feed."""
 
     MAX_SILENCE = "max_silence"
     """Longest time without a record."""

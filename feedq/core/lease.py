@@ -110,7 +110,7 @@ def is_gone(
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The change that an edited feed asks of its lease."""
+    """The change of a lease that an edit of its feed requires."""
 
     move: Move | None
     reason: Reason | None = None

@@ -86,7 +86,7 @@ Row: TypeAlias = tuple[msgspec.Raw, ...]
 
 
 class TextPointers:
-    """Finds what some pointers point at in JSON texts, one or many at once, in a pass for each level.
+    """Finds the targets of several pointers in JSON texts, one text or many at once, in a pass for each level.
 
     What is passed over is looked at as JSON, though not as UTF-8.
     """

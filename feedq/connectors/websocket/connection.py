@@ -232,7 +232,7 @@ class Websocket:
 
 
 class Due(Enum):
-    """What to do now."""
+    """The next thing to do."""
 
     NOTHING = auto()
     PING = auto()
