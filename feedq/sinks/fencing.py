@@ -21,7 +21,7 @@ from feedq.sinks.base import (
 )
 from feedq.sinks.checkpoints import cursor_of, strangers
 from feedq.sinks.refusals import FailedAttempt, bisect
-from feedq.sinks.session import ErrorScope, SinkSession, c
+from feedq.sinks.session import ErrorScope, SinkSession, c, uuid_of
 
 FENCED_AT_ONCE: Final = 1_000
 """Bounds how long one fence holds the rows that it has already raised."""
@@ -128,18 +128,21 @@ class Fencing:
             return None
         # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
         session.set_lock_timeout(session.lock_timeout_s)
-        columns = (c.feed_id, c.epoch, c.cursor, c.records, c.is_given)
-        ours = and_(session.of([request.feed_id for request in requests]), c.commit_id == commit_id)
+        # By owner and epoch: a person may have given it another cursor since, and with it another commit_id.
+        columns = (c.feed_id, c.epoch, c.cursor, c.records, c.commit_id, c.is_given)
+        asked = {request.feed_id: request.epoch for request in requests}
+        ours = and_(session.of(list(asked)), c.owner == str(session.worker_id))
         return {
             row.feed_id: Fenced(
                 row.feed_id,
                 row.epoch,
                 cursor_of(row.cursor),
                 row.records,
-                self._commit_id,
+                uuid_of(row.commit_id),
                 is_given=row.is_given,
             )
             for row in session.execute(select(*columns).where(ours))
+            if row.epoch == asked[row.feed_id]
         }
 
     def _refused(self, requests: Sequence[FenceRequest]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
@@ -33,6 +34,7 @@ from feedq.sinks.base import (
     anybody,
 )
 from feedq.sinks.mapping import sources_of
+from feedq.sinks.session import SinkSession
 from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness, empty_database
 from tests.contract.sink_stage import PATIENCE_S, RAW, batch, landed, rows_of, write
 from tests.proxy import Fault
@@ -354,6 +356,25 @@ def test_a_commit_of_unknown_outcome_that_was_taken_back_counts_as_taken_back(
 
 
 # -- a cursor that a person changes --------------------------------------------------------------------
+
+
+@with_rows
+def test_a_cursor_that_is_given_while_a_feed_is_fenced_is_the_one_that_it_goes_on_from(
+    harness: RealHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = running(harness)
+    feed.land(*range(1, 6))
+    kind = harness.sink(role="cli").session_type
+    raise_epochs = kind.fence
+
+    def raise_and_rewind(session: SinkSession, *args: Any, **kwargs: Any) -> None:
+        raise_epochs(session, *args, **kwargs)
+        monkeypatch.undo()
+        feed.rewind(2)
+
+    monkeypatch.setattr(kind, "fence", raise_and_rewind)
+    assert feed.fence(epoch=2).cursor == 2
+    assert feed.land(3) == "landed"
 
 
 @of_every_kind
