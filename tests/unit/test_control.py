@@ -254,7 +254,7 @@ def wanting(store: SteppedStore) -> At:
 def test_nothing_is_wanted_of_a_worker_that_is_ending(store: SteppedStore) -> None:
     store.workers.drain(add_worker(store, "a").id)
     for action in WorkerAction:
-        with pytest.raises(Conflict, match="is ending"):
+        with pytest.raises(Conflict, match="is stopping"):
             act_on_worker(wanting(store), name="a", action=action)
 
 
