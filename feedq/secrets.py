@@ -51,11 +51,11 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Raises `ValueError`, without ``text``: what is no reference may well be the secret itself."""
+    """Raises `ValueError`, without ``text``: what is not a reference may well be the secret itself."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
         raise ValueError(
-            "is no reference: write ${env:NAME} or ${file:/absolute/path}; the secret itself is never stored"
+            "is not a reference: write ${env:NAME} or ${file:/absolute/path}; the secret itself is never stored"
         )
     return Reference(env=match["env"], file=match["file"])
 

@@ -103,10 +103,10 @@ class Settings(BaseModel):
     """How long the feeds of a stopped worker wait for its successor of the same name. After a crash they
     never wait."""
     connects_per_s: Annotated[float, Field(ge=0, le=1_000_000)] = 500.0
-    """Connections to sources that one worker opens per second; 0 is no limit."""
+    """Connections to sources that one worker opens per second; 0 means no limit."""
     host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = {"*": 200.0}
     """Connections that all workers together open per second to one remote host:
-    `{"feeds.example.com": 20}`; `*` stands for all other hosts, 0 is no limit."""
+    `{"feeds.example.com": 20}`; `*` stands for all other hosts, 0 means no limit."""
     backoff_max_s: Seconds = 30.0
     """Longest delay before reconnecting; the first is 0.2 s."""
 

@@ -192,7 +192,7 @@ class Endpoint:
 
     @cached_property
     def _addresses(self) -> list[tuple[re.Pattern[str], Verb]]:
-        """Those without names first: ``/feeds/act`` is no feed."""
+        """Those without names first: ``/feeds/act`` is not a feed."""
         verbs = sorted(load().values(), key=lambda verb: len(verb.in_path))
         return [(re.compile(IN_PATH.sub(r"(?P<\1>[^/]*)", verb.path.strip("/"))), verb) for verb in verbs]
 

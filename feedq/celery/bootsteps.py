@@ -122,7 +122,7 @@ class GuardedConsumer(Consumer):
         """Consume from one queue more, as remote control asks for. Raises `InvalidInput`, and what kombu does."""
         names = [queue, *(name for name in (exchange, exchange_type, routing_key) if name is not None)]
         if not all(isinstance(name, str) and 0 < len(name.encode()) <= NAME_BYTES_MAX for name in names):
-            raise InvalidInput(f"no names of a queue, its exchange or its key: {names!r}")
+            raise InvalidInput(f"not the names of a queue, its exchange and its key: {names!r}")
         try:
             super().add_task_queue(queue, exchange, exchange_type, routing_key, **how)
         except BaseException:
@@ -213,7 +213,7 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def drain(self, exitcode: int | None = None, how: str | None = None, **_: Any) -> None:
         """Begin to leave. Jobs are waited for, unless a signal comes again, or Celery's word for it (``how``) is
-        *Cold*; without one it is no signal that ends the worker.
+        *Cold*; without one it is not a signal that ends the worker.
 
         Called in a signal handler: nothing here may take a lock that the interrupted code could hold.
         """

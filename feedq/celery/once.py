@@ -93,7 +93,7 @@ class OnceCelery(Celery):
             return super().send_task(name, args, kwargs, *others, **options)
         declared = self.conf.beat_schedule.get(entry)
         if declared is None or declared["options"].get(OPTION) != entry:
-            raise InvalidInput(f"{OPTION}: {entry!r} is no entry of beat_schedule.py; it is for these alone")
+            raise InvalidInput(f"{OPTION}: {entry!r} is not an entry of beat_schedule.py; only those take it")
         _enqueue(entry, maybe_schedule(declared["schedule"]), _job(entry, name, args, kwargs))
         return None
 

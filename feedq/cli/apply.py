@@ -33,7 +33,7 @@ STDIN = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
 """Names of files that are manifests, in directories, end so."""
 BYTES_MAX = 64 * 2**20
-"""A larger file is no manifest; it is refused before it is read."""
+"""A larger file is not a manifest; it is refused before it is read."""
 WARNINGS_MAX = 10
 CHANGES_SHOWN_MAX = 100
 """Changes that are listed of a sync that makes them; a dry run and --json list all."""

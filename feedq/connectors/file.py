@@ -85,7 +85,7 @@ class FollowedFile:
     """Reads an open file from front to back."""
 
     def __init__(self, path: str, options: FileOptions) -> None:
-        """Raises what `os.open` does, and `FeedMisconfigured` for what is no regular file."""
+        """Raises what `os.open` does, and `FeedMisconfigured` for what is not a regular file."""
         # Without O_NONBLOCK a path that is a pipe would wait for somebody to write into it.
         self._fileno = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(self._fileno)
@@ -241,7 +241,7 @@ def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
 
 
 def _open(path: str, options: FileOptions, *, is_wanted: bool) -> FollowedFile | None:
-    """Opens a file; None: it is gone since it was listed, or is no file, or somebody else's.
+    """Opens a file; None: it is gone since it was listed, or is not a file, or somebody else's.
 
     Raises OSError for a file that is there and cannot be opened for now: to go on without it would lose or double
     what it holds.

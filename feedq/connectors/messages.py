@@ -2,7 +2,7 @@
 
 A record is a message's payload, or, with ``envelope``, a JSON object of what the broker says of the message
 and ``data``: the payload as it stands when it is JSON, else as a string, else, when it is not text, as base64
-under ``data_base64``. A message without payload is no record, unless it has an envelope.
+under ``data_base64``. A message without payload is not a record, unless it has an envelope.
 
 Nothing here knows a protocol.
 """
@@ -210,7 +210,7 @@ class TakenMessages(Generic[Receipt]):
 class Acknowledgements(Generic[Receipt]):
     """Acknowledges messages once they are committed, in the order in which they came.
 
-    A message that is no record is acknowledged after all those before it.
+    A message that is not a record is acknowledged after all those before it.
     """
 
     def __init__(self, send: Callable[[Sequence[Receipt]], None], *, wanted: bool) -> None:

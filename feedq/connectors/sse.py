@@ -181,7 +181,7 @@ class SseConnector:
 
 
 def _check(answer: Answer) -> None:
-    """Raises if an answer is no event stream."""
+    """Raises if an answer is not an event stream."""
     if answer.status in (204, 205):
         raise FeedMisconfigured(
             f"{answer.where}: answered {answer.status}, by which a source of events says to stop asking; "
@@ -201,7 +201,7 @@ def _check(answer: Answer) -> None:
 class EventFramer:
     """Cuts one stream into records: an event's data alone, or with ``envelope`` a JSON object of all that it says.
 
-    Only events of the given ``types`` are records, if there are some given. Empty data alone is no record.
+    Only events of the given ``types`` are records, if there are some given. Empty data alone is not a record.
     """
 
     def __init__(

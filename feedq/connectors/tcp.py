@@ -34,7 +34,7 @@ from feedq.secrets import MASK, Masker
 EXPECTED_WITHIN_BYTES = 64 * 1024
 """An answer to a hello is somewhere in its first bytes, or it is none."""
 PING_BYTES_MAX: Final = 4 * 1024
-"""A longer record is no ping: it would be repeated in the answer."""
+"""A longer record is not a ping: it would be repeated in the answer."""
 REST: Final = "rest"
 """The placeholder in an answer."""
 SHOWN_BYTES = 200

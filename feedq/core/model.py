@@ -630,7 +630,7 @@ class Loss:
     """The loss of a worker process: how, and to which feed, as its monitor found out."""
 
     cause: str
-    """``stalled``, ``crashed``, ``memory``, ``killed``, or ``stuck``, which is no feed's fault."""
+    """``stalled``, ``crashed``, ``memory``, ``killed``, or ``stuck``, which is not a feed's fault."""
     said: str
     """In words, with what is known of the place."""
     feed_id: int | None = None

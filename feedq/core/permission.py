@@ -105,7 +105,7 @@ def _fits(text: str, pattern: str) -> bool:
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Raises `ValueError`, naming the text that is no address and no network."""
+    """Raises `ValueError`, naming the text that is neither an address nor a network."""
     networks = []
     for text in texts:
         try:
@@ -114,7 +114,7 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
             network = ip_network(text)
         except ValueError:
             raise ValueError(
-                f"{text!r} is no network such as 10.0.0.0/8 or fd00::/8, or has bits set behind its prefix"
+                f"{text!r} is not a network such as 10.0.0.0/8 or fd00::/8, or has bits set behind its prefix"
             ) from None
         if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
             network = IPv4Network((_last_32_bits(network.network_address), network.prefixlen - 96))
@@ -159,7 +159,7 @@ def _within(address: IPv6Address) -> Iterator[IPv4Address]:
         perhaps.append((number >> 64 & 0xFFFF) << 16 | number >> 40 & 0xFFFF)
         perhaps.append((number >> 64 & 0xFF) << 24 | number >> 32 & 0xFFFFFF)
         perhaps.append(number >> 24 & 0xFFFFFFFF)
-    # `::1` is within the first, and what is no address of the second looks like these.
+    # `::1` is within the first, and what is not an address of the second looks like these.
     yield from (
         found for found in map(IPv4Address, (n & 0xFFFFFFFF for n in perhaps)) if found not in _NOWHERE
     )

@@ -48,7 +48,7 @@ class TappedRecord:
 
 @dataclass(frozen=True, slots=True)
 class TapPart:
-    """What a feed landed within a second or so under one epoch, as far as it is shown."""
+    """The records shown of those that a feed landed within about a second under one epoch."""
 
     feed_id: int
     epoch: int

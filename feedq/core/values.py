@@ -452,7 +452,7 @@ def exact_duration(seconds: float) -> str | float:
 # -- JSON ----------------------------------------------------------------------------------------------
 
 Leaf = Callable[[tuple[Any, ...], Any], str | None]
-"""What is wrong with a value that is no mapping or list, given the keys that lead to it."""
+"""What is wrong with a value that is not a mapping or list, given the keys that lead to it."""
 
 
 def json_problems(value: Any, leaf: Leaf = lambda keys, value: None) -> Iterator[tuple[str, str]]:
@@ -492,7 +492,7 @@ def text_problem(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "contains half of a surrogate pair, which is no Unicode text"
+        return "contains half of a surrogate pair, which is not Unicode text"
     return None
 
 

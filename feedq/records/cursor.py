@@ -2,7 +2,7 @@
 
 A cursor resumes *after* its record, so earlier ones do not matter. A record that is not of its format, or has
 nothing (or a null) there, is passed over: the sink decides what becomes of it. Nothing but the cursor is parsed
-of a record, so that it counts although something else is no UTF-8. A cursor that could not be kept exactly would
+of a record, so that it counts although something else is not UTF-8. A cursor that could not be kept exactly would
 resume at the wrong place, so it stops the feed instead.
 """
 
@@ -25,7 +25,7 @@ CURSOR_BYTES_MAX = 8 * 1024
 CURSOR_DEPTH_MAX = 200
 """Python reads and writes deeper ones only where its stack has the room, which differs from place to place."""
 _TEXT_BYTES_MAX = 8 * CURSOR_BYTES_MAX
-"""A longer text is no cursor, however much of it may be blanks and escapes."""
+"""A longer text is not a cursor, however much of it may be blanks and escapes."""
 SMALL_BYTES = 4 * 1024
 """What is parsed as a whole takes a hundredth of a millisecond at most."""
 ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")

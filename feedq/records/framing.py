@@ -403,8 +403,8 @@ class HeaderlessFramer(OuterFramer):
 class NamingFramer(OuterFramer):
     """A framer that makes JSON objects of the records of CSV, whose fields the first of them names.
 
-    Lines that repeat the first are left out, as files that were joined have them. What is no record of CSV stays
-    as it is: as no JSON, it becomes a dead letter.
+    Lines that repeat the first are left out, as files that were joined have them. A record that is not valid CSV
+    is passed on unchanged: it is not JSON, so it becomes a dead letter.
     """
 
     def __init__(self, framer: Framer, csv: CsvFormat, *, header: bytes | None = None) -> None:

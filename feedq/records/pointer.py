@@ -122,7 +122,7 @@ class TextPointers:
         """What each of the pointers points at, as JSON text.
 
         Raises:
-            ValueError: it is no JSON, or nested deeper than can be read (about a thousand levels).
+            ValueError: it is not JSON, or nested deeper than can be read (about a thousand levels).
         """
         found: list[bytes | Missing] = [MISSING] * self._count
         try:
@@ -196,7 +196,7 @@ class _Node:
             try:
                 return list(map(astuple, map(self._decoder.decode, texts)))
             except msgspec.ValidationError:
-                pass  # one is no object
+                pass  # one is not an object
         return list(map(self._members_of_any, texts))
 
     def _members(self, text: Any) -> Sequence[Any]:

@@ -84,7 +84,7 @@ class BeyondUs(UnreadableRecord):
 
 
 def check(record: bytes) -> None:
-    """Raises `UnreadableRecord` for a record that is no JSON."""
+    """Raises `UnreadableRecord` for a record that is not JSON."""
     try:
         parsed(record)
         if not record.isascii():
@@ -295,7 +295,7 @@ class Cell:
         self.kind = kind
         self._instead: dict[bytes, bytes] = {}
         self._refused: dict[bytes, str] = {}
-        """For JSON that is no value: what the column gets instead, or why it refuses it."""
+        """For JSON that is not a value: what the column gets instead, or why it refuses it."""
         for value, rule, found in ((bytes(NOTHING), source.missing, "nothing"), (NULL, source.null, "null")):
             if rule is Otherwise.REFUSE:
                 self._refused[value] = (
@@ -464,7 +464,7 @@ class ColumnRows:
         return _joined(zip(*columns, strict=True))
 
     def _read(self, chunk: Chunk, records: Sequence[bytes]) -> list[Row]:
-        """What the records have at the first level. Raises `UnreadableRecord` for what is no JSON."""
+        """What the records have at the first level. Raises `UnreadableRecord` for what is not JSON."""
         for span in chunk:
             if not span.text.isascii():
                 decode(span.text)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FIELDS_MAX: Final = 50
 """Fields of one feed that are told: a source that makes up names for ever is noticed by as many."""
 SHOWN_CHARS_MAX: Final = 15
-"""Of a name that is no name for a column, and may have any length."""
+"""Of a name that is not a name for a column, and may have any length."""
 SAMPLES_MAX: Final = 100
 """Values of a field that say its type."""
 LOOK_AGAIN_S: Final = 10.0
@@ -150,7 +150,7 @@ def _all_known(decoder: msgspec.json.Decoder[Any], lines: bytes) -> bool:
     try:
         decoder.decode_lines(lines)
     except (msgspec.DecodeError, RecursionError):
-        return False  # or one that is no JSON, which is not for us to say
+        return False  # or one that is not JSON, which is not for us to say
     return True
 
 

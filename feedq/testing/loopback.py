@@ -41,7 +41,7 @@ class RecordingGuard:
 
     def watch(self, fileno: int) -> None:
         self._expect(fileno not in self.watched, f"watched {fileno} twice")
-        self._expect(is_socket(fileno), f"watched {fileno}, which is no open socket")
+        self._expect(is_socket(fileno), f"watched {fileno}, which is not an open socket")
         self.watched.add(fileno)
         self._inodes.add(os.fstat(fileno).st_ino)
 

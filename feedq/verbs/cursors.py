@@ -116,8 +116,8 @@ def change_cursor(
 def _next_cursor(
     feed: Feed, change: CursorVerb, *, cursor: JSON, records: int | None, to: datetime | None
 ) -> Callable[[JSON], JSON]:
-    """How the new cursor follows from the present one. Raises `InvalidInput` for what is no cursor of this feed's
-    connector."""
+    """How the new cursor follows from the present one. Raises `InvalidInput` for what is not a cursor of this
+    feed's connector."""
     options = connectors.parse_options(feed.spec.connector, feed.spec.source)
     if change is CursorVerb.SET:
         check_cursor(options, cursor)

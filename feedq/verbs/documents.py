@@ -27,7 +27,7 @@ DUMPED_AT_ONCE = 500
 LINES_DEEP = 3
 """Keys and numbers that lead to what has its line kept: to a key of one feed."""
 DEPTH_MAX = 64
-"""Nesting of a document: the YAML library recurses, and a crash of the process is no error message."""
+"""Nesting of a document: the YAML library recurses, and a crash of the process is not an error message."""
 
 
 Place = tuple[str | int, ...]
@@ -109,7 +109,7 @@ def dump_lists(lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
 
 
 def _json(text: str) -> Any:
-    """Raises `JSONDecodeError` for what is no JSON, and `DocumentError`."""
+    """Raises `JSONDecodeError` for what is not JSON, and `DocumentError`."""
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
@@ -139,7 +139,7 @@ _CORE_TYPES = {
     "merge": (r"<<", ["<"]),
 }
 """The plain words that are no strings. YAML 1.1, the library's own choice, makes `no` a boolean and
-`2026-01-01` a date, which surprises people and is no JSON."""
+`2026-01-01` a date, which surprises people and is not JSON."""
 
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (*_CORE_TYPES, "str", "map", "seq")}
 

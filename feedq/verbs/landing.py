@@ -33,7 +33,7 @@ LetterIds = Annotated[tuple[LetterId, ...], Meta(max_length=10_000)]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterDocument:
-    """A refused record; ``record_hex`` in the place of ``record`` if it is no text."""
+    """A refused record; ``record_hex`` in the place of ``record`` if it is not a text."""
 
     id: int
     feed: str

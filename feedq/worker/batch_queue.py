@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class InflightBudget:
     """Bytes received and not yet committed, over all feeds of the worker. Thread-safe.
 
-    It is the `feedq.connectors.base.Room` of this worker's connectors: what waits in their buffers counts. A
-    feed with nothing on its way may always go on, or bytes that nobody takes could stop everything for ever;
+    It is the `feedq.connectors.base.Room` of this worker's connectors: what waits in their buffers counts. A feed
+    with nothing on its way may always continue, because bytes that are never taken could stop everything for ever;
     so the bound may be exceeded, by small reads, or by one batch of each feed whose connector reads by itself.
     """
 

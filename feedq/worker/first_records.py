@@ -1,7 +1,7 @@
 """What the first records of a feed say: how they could be read and landed, and what is odd about them. Pure.
 
-`proposed` makes a declaration. Each value that is no mapping becomes a column of its own, with the type that all
-of its values have. A list becomes records, where the connector can cut one up; lines with the same delimiter
+`proposed` makes a declaration. Each value that is not a mapping becomes a column of its own, with the type that
+all of its values have. A list becomes records, where the connector can cut one up; lines with the same delimiter
 become CSV, with the names of their header. What is proposed is a declaration like any other, to be read and
 changed before it is applied.
 

@@ -1,7 +1,7 @@
 """The session on which a worker is notified of feeds to claim, of stop requests, and of runs.
 
 The lease client waits on it for more to do, so that one thread hears what there is to ask and asks it. It also
-holds the worker's lock: as long as it is there, a break of the keeper's session is no crash.
+holds the worker's lock: as long as it is there, a break of the keeper's session is not a crash.
 """
 
 from __future__ import annotations

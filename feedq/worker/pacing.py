@@ -1,6 +1,6 @@
 """Paces the feeds of a worker: how fast they connect, and how fast they read.
 
-*Connecting*, so that a cold start or a failover is no stampede::
+*Connecting*, so that a cold start or a failover is not a stampede::
 
     host a   ● ● ● ● ● ●──► rate of a ──┐
     host b   ●───────────► rate of b ──┼──► rate of the worker ──► connect

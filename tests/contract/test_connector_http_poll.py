@@ -325,7 +325,7 @@ async def test_the_header_link_is_read_as_its_standard_says(link: str) -> None:
     ("next_page", "said"),
     [
         ("link", "not as RFC 8288 says, and no next page"),
-        ("/next", "what source.next_page '/next' leads to is no address"),
+        ("/next", "what source.next_page '/next' leads to is not an address"),
     ],
 )
 async def test_a_next_page_that_is_told_in_no_way_that_we_read_is_noticed(next_page: str, said: str) -> None:

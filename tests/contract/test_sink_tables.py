@@ -92,12 +92,12 @@ class TestSqliteTables(SinkTables):
         "raw": ("BLOB", '"\\\\x00ff27"', b"\x00\xff'"),
     }
     wrong: ClassVar[Wrong] = [
-        ("BIGINT", '"seven"', "column 'c': 'seven' is no integer"),
+        ("BIGINT", '"seven"', "column 'c': 'seven' is not a valid integer"),
         ("BIGINT", str(2**63), "column 'c': '9223372036854775808' is out of range"),
         ("NUMERIC", str(10**30 + 1), "column 'c'"),
-        ("BOOLEAN", '"perhaps"', "column 'c': 'perhaps' is no boolean"),
+        ("BOOLEAN", '"perhaps"', "column 'c': 'perhaps' is not a valid boolean"),
         ("VARCHAR(5)", '"too long"', "'too long' has 8 characters, and the column takes 5"),
-        ("DATETIME", '"yesterday-ish"', "is no ISO 8601 date and time"),
+        ("DATETIME", '"yesterday-ish"', "is not a valid ISO 8601 date and time"),
         ("INT NOT NULL DEFAULT 5", "null", "NOT NULL constraint failed"),
         ("TEXT CHECK (c <> 'secret')", '"secret"', "CHECK constraint failed"),
     ]

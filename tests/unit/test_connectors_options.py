@@ -170,7 +170,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"length_bytes": 4}, "source.length_bytes: needs source.framing length"),
         ({"ca_file": "/ca.pem"}, "source.ca_file: needs a tls:// source.url"),
         ({"url": "tls://a:1", "key_file": "/key.pem"}, "source.key_file: needs source.cert_file"),
-        ({"secrets": {"token": "hunter2"}}, "source.secrets: 'token' is no reference"),
+        ({"secrets": {"token": "hunter2"}}, "source.secrets: 'token' is not a reference"),
         ({"secrets": {"cursor": "${env:A}"}}, "source.secrets: 'cursor' stands for something else"),
     ],
     "mqtt": [

@@ -75,7 +75,7 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
         (with_source(colour="red"), "source.colour: unknown option; known are"),
         (SPEC.model_copy(update={"sink": {"table": "t", "colums": {}}}), "sink.colums: unknown option"),
         (with_source(format="text", sink={"table": "t", "columns": {"a": "/a"}}), "sink.columns"),
-        (with_source(secrets={"token": "hunter2"}), "source.secrets: 'token' is no reference"),
+        (with_source(secrets={"token": "hunter2"}), "source.secrets: 'token' is not a reference"),
         (with_source(hello="${env:ACME_TOKEN}"), "source.hello: ${env:…} and ${file:…} stand only under"),
         (with_source(url="tcp://me:hunter2@h:1"), "source.url: holds a password in a URL; put it under"),
         (with_source(hello="GET http://h/?a=1&password=hunter2"), "source.hello: holds a password"),

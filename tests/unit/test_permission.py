@@ -142,7 +142,7 @@ def test_a_network_of_mapped_addresses_is_one_of_ipv4() -> None:
     "text", ["", "example.com", "10.0.0.1/8", "10.0.0.0/33", "fe80::%eth0/10", "10.0.0.0-10.0.0.9", "10", "*"]
 )
 def test_what_is_no_network_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no network such as") as caught:
+    with pytest.raises(ValueError, match="is not a network such as") as caught:
         parse_networks(["10.0.0.0/8", text])
     assert str(caught.value).startswith(repr(text))
 

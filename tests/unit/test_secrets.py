@@ -108,7 +108,7 @@ def test_a_directory_and_a_device_are_refused(tmp_path: Path) -> None:
     [SECRET, "", "${env:}", "${env:1A}", "$ACME", "${file:relative}", "${file:}", "x${env:A}", "${env:A}\n"],
 )
 def test_what_is_no_reference_is_refused_without_being_repeated(text: str) -> None:
-    with pytest.raises(ValueError, match="is no reference") as caught:
+    with pytest.raises(ValueError, match="is not a reference") as caught:
         parse_reference(text)
     assert SECRET not in str(caught.value)
     assert SECRET not in refusal(text)

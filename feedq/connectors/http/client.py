@@ -7,7 +7,7 @@ thing at a time, and keeps at most one connection.
 
 At most `REDIRECTS_MAX` redirects are followed, none from https to http. The feed's own headers, and a client
 certificate, are for the host of ``source.url`` alone, also where that upgrades http to https; what tells the
-position (``Last-Event-ID``, ``If-None-Match``) is no secret and goes along, or a redirect could not be resumed.
+position (``Last-Event-ID``, ``If-None-Match``) is not a secret and goes along, or a redirect could not be resumed.
 
 A path, a query, a header or a body is in no message: any of them may hold a secret, and what a server sends may
 repeat it.

@@ -58,7 +58,7 @@ ADDRESS_CHARACTERS_MAX: Final = 8 * 1024
 _NO_PAGE: Final = (b"null", b"false", b'""')
 """What stands for the address where there is no next page."""
 LINK_BYTES_MAX: Final = 8 * ADDRESS_CHARACTERS_MAX
-"""A longer text is no address of a page, whatever of it may be escapes."""
+"""A longer text is not an address of a page, whatever of it may be escapes."""
 EMPTY_PAGES_MAX: Final = 100
 """So many pages in a row without a record end a poll; the next one goes on behind them."""
 PAGES_MAX: Final = 10_000
@@ -211,7 +211,7 @@ def list_at(
 
     Raises:
         TooMany: there are more than ``records_max``.
-        ValueError: the document is no JSON.
+        ValueError: the document is not JSON.
     """
     (found,) = TextPointers([pointer]).find(document)
     yield
@@ -513,7 +513,9 @@ class Poller:
         if text is MISSING or text in _NO_PAGE:
             return ""
         if text[:1] != b'"' or len(text) > LINK_BYTES_MAX:
-            said = f"what source.next_page {pointer!r} leads to is no address: only the first page is read"
+            said = (
+                f"what source.next_page {pointer!r} leads to is not an address: only the first page is read"
+            )
             self._context.on_notice("next_page", said)
             return ""
         try:

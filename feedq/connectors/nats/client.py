@@ -41,7 +41,7 @@ HEADERS_BYTES_MAX: Final = 32 * 1024
 """Of a message."""
 HEADERS_BYTES_MIN: Final = len(b"NATS/1.0\r\n\r\n")
 ANSWER_BYTES_MAX: Final = 256 * 1024
-"""Of a message that is no record, but an answer of JetStream: it is parsed in one go."""
+"""Of a message that is not a record, but an answer of JetStream: it is parsed in one go."""
 UNSENT_BYTES_MAX: Final = 16 * 2**20
 """Bounds what a server that sends and does not read can make us keep: 262,144 acknowledgements."""
 CLOSE_S: Final = 0.5
@@ -219,7 +219,7 @@ class NatsClient:
 
         Raises:
             JetStreamRefusal: the answer is an error.
-            ValueError: it is no answer of JetStream.
+            ValueError: it is not an answer of JetStream.
             FeedqError: the connection has failed.
         """
         if self.inbox.failure is not None:

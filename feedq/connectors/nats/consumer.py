@@ -76,7 +76,7 @@ class StreamFacts:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamFacts:
-        """Raises `ValueError`, `KeyError` or `TypeError` for what is no answer of JetStream."""
+        """Raises `ValueError`, `KeyError` or `TypeError` for what is not an answer of JetStream."""
         config, state = answer["config"], answer["state"]
         made = answer.get("created")
         made_at = datetime.fromtimestamp(0, UTC) if made is None else datetime.fromisoformat(made)

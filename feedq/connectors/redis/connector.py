@@ -93,7 +93,8 @@ class RedisConnector:
         Raises:
             SourceUnavailable: not reached, broken off, or not ready.
             SourceSilent: no answer for the idle timeout.
-            FeedMisconfigured: refused credentials or permission, a key that is no stream, a record over the limit.
+            FeedMisconfigured: refused credentials or permission, a key that is not a stream, a record over the
+            limit.
         """
         link: RedisLink | None = None
         try:

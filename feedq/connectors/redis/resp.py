@@ -76,7 +76,7 @@ class RedisLink:
         """How many elements the array has that begins here; none for a nil.
 
         Raises:
-            RedisRefusal: it is an error; `BrokenAnswer` if it is no array, or one of more elements.
+            RedisRefusal: it is an error; `BrokenAnswer` if it is not an array, or one of more elements.
         """
         count = _number(await self._header(b"*"))
         if count > at_most:

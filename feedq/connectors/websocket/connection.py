@@ -376,7 +376,7 @@ def explain_refusal(error: Exception, where: object, context: Context) -> FeedqE
             )
         case NegotiationError() if "extension" in str(error):
             return SourceUnavailable(
-                f"{where}: accepted an extension of the protocol that nobody offered; {_NOT_COMPRESSED}"
+                f"{where}: accepted an extension of the protocol that was not offered; {_NOT_COMPRESSED}"
             )
     return SourceUnavailable(f"{where}: its answer is not a WebSocket handshake: {show(str(error), context)}")
 

@@ -364,7 +364,7 @@ def storable_json(value: object) -> str:
         return encoded if "\\u0000" not in encoded else _written(_replaced(value))
     try:
         return _written(_replaced(value))
-    except (TypeError, RecursionError):  # a key that is no text, nested deep
+    except (TypeError, RecursionError):  # a key that is not a text, nested deep
         return _written(storable(repr(value)))
 
 

@@ -33,7 +33,7 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings that placement keeps to."""
+    """The settings of placement."""
 
     strategy: Strategy = Strategy.BALANCED
     settle_s: float = 0.0

@@ -269,7 +269,7 @@ def _int(value: str) -> int:
 
 
 def _no(what: str, value: str) -> Unfit:
-    return Unfit(f"{_shown(value)} is no {what}")
+    return Unfit(f"{_shown(value)} is not a valid {what}")
 
 
 def _shown(value: str) -> str:

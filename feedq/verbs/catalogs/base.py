@@ -30,7 +30,7 @@ from feedq.verbs.manifests import Manifest
 
 ENTRY_POINT_GROUP: Final = "feedq.catalogs"
 BYTES_MAX: Final = 64 * 2**20
-"""A larger catalog is no list of feeds: it would be held in memory several times over."""
+"""A larger catalog is not a list of feeds: it would be held in memory several times over."""
 ENTRIES_MAX: Final = 100_000
 """Feeds of one catalog: they are all held in memory."""
 Content: TypeAlias = bytes | Mapping[str, Any] | ValueError

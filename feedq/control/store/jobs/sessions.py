@@ -14,7 +14,7 @@ none.
 A commit whose answer is lost may have happened. The run says so: it is read on a new connection, locked, so that a
 commit that is under way is waited for. Has it succeeded under our fence, all is well; else nothing was kept.
 
-A session that is cut off (the server restarts, the network breaks) is no failure of the job: nothing was kept,
+A session that is cut off (the server restarts, the network breaks) is not a failure of the job: nothing was kept,
 so the run is tried again. `JobSessionLost` says so. If it cannot even be asked whether a commit has happened, it
 says so all the same: an end of this kind has an effect only on a run that is still running.
 
