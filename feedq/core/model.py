@@ -531,7 +531,7 @@ class ChosenFeed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker with what it holds by the leases, and the age of its heartbeat on the database's clock."""
+    """A worker, the leases it holds, and the age of its heartbeat on the database's clock."""
 
     worker: Worker
     leases: int

@@ -45,7 +45,7 @@ _EIGHT_MORE = 127
 
 
 class MessageReader:
-    """Reads one connection, from behind its handshake."""
+    """Reads one connection after its handshake."""
 
     def __init__(self, protocol: ClientProtocol, *, max_message_bytes: int) -> None:
         self._protocol = protocol

@@ -24,7 +24,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it is, and what to do if it is not well or could not be looked at."""
+    """The thing checked, the result, and what to do if it failed or could not be checked."""
 
     name: str
     """What was looked at; of feeds in trouble, what is wrong with them: a status, or a concern."""
