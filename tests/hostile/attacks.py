@@ -146,6 +146,12 @@ TCP: Final = (
         options={"cursor": "/seq"},
     ),
     Attack(
+        "tcp: short records that seem to have a cursor",
+        says(b"", b'"seq"\n', bytes_max=2**22),
+        CLOSED,
+        options={"cursor": "/seq"},
+    ),
+    Attack(
         "tcp: deep records",
         says(b"", (b"[" * DEEP + b"]" * DEEP + b"\n"), bytes_max=2**23),
         CLOSED,

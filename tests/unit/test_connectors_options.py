@@ -271,12 +271,11 @@ def test_a_wrong_option_is_refused_by_name(connector: str, source: dict[str, Any
 @pytest.mark.parametrize(
     "source",
     [
-        {"cursor": "/seq"},
         {"format": "csv", "csv": {"fields": ["a"]}},
         {"framing": "delimiter", "delimiter": ";"},
         {"ping": {"prefix": "PING", "answer": "PONG"}},
     ],
 )
-def test_only_lines_that_nobody_looks_into_come_in_large_pieces(source: dict[str, Any]) -> None:
-    assert options().piece_bytes == READ_BYTES
+def test_only_lines_that_are_quick_to_look_at_come_in_large_pieces(source: dict[str, Any]) -> None:
+    assert options().piece_bytes == options(cursor="/seq").piece_bytes == READ_BYTES
     assert options(**source).piece_bytes == PIECE_BYTES
