@@ -250,17 +250,17 @@ def test_a_value_that_fits_is_converted(column_type: Any, text: str, value: Any)
 @pytest.mark.parametrize(
     ("column_type", "text", "why"),
     [
-        (types.Integer(), "1.0", "no integer"),
-        (types.Integer(), "١", "no integer"),
+        (types.Integer(), "1.0", "not a valid integer"),
+        (types.Integer(), "١", "not a valid integer"),
         (types.BigInteger(), str(2**63), "out of range"),
         (types.Numeric(), "1e999999999", "out of range"),
-        (types.Boolean(), "2", "no boolean"),
-        (types.DateTime(), "yesterday", "no ISO 8601 date and time"),
+        (types.Boolean(), "2", "not a valid boolean"),
+        (types.DateTime(), "yesterday", "not a valid ISO 8601 date and time"),
         (types.DateTime(), "0001-01-01T00:00:00+05:00", "out of range"),
         (types.String(3), "four", "4 characters, and the column takes 3"),
         (types.Text(), "\ud800", "surrogates not allowed"),
         (types.LargeBinary(2), "abc", "3 bytes, and the column takes 2"),
-        (types.LargeBinary(), "\\xzz", "no hexadecimal"),
+        (types.LargeBinary(), "\\xzz", "not a valid hexadecimal"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(column_type: Any, text: str, why: str) -> None:

@@ -79,7 +79,7 @@ class TestMariaDbTables(SinkTables):
         "ip": ("inet6", '"::1"', "::1"),
     }
     wrong: ClassVar[Wrong] = [
-        ("int", '"7.5"', "no integer"),
+        ("int", '"7.5"', "not a valid integer"),
         ("int", str(2**31), "out of range"),
         ("int unsigned", "-1", "out of range"),
         ("decimal(5,2)", "1000", "out of range"),
@@ -87,9 +87,9 @@ class TestMariaDbTables(SinkTables):
         ("varchar(3)", '"abc "', "4 characters"),
         ("varbinary(2)", '"abc"', "3 bytes"),
         ("tinytext", f'"{"x" * 256}"', "Data too long"),
-        ("datetime", '"2026-02-30T00:00:00"', "no ISO 8601"),
+        ("datetime", '"2026-02-30T00:00:00"', "not a valid ISO 8601"),
         ("timestamp null", '"1960-01-01T00:00:00"', "Incorrect datetime value"),
-        ("date", '"0000-00-00"', "no ISO 8601"),
+        ("date", '"0000-00-00"', "not a valid ISO 8601"),
         ("enum('a','b')", '"1"', "none of a, b"),
         ("enum('a','b')", '""', "none of a, b"),
         ("year", '"soon"', "Incorrect"),
