@@ -18,6 +18,7 @@ is being written was taken away by a person, who should be asked and not overrul
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -71,6 +72,10 @@ from feedq.sinks.target_table import (
 T = TypeVar("T")
 
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
+MAKE_ATTEMPTS_MAX: Final = 5
+"""How often a table is tried to be made that somebody else makes at this moment."""
+CONFLICT_PAUSE_S: Final = 0.02
+"""After a conflict: nothing at first, and then so much longer each time."""
 ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
 """For a table that others are writing to: all who come later wait as well, and it is tried again."""
 PERSON_LOCK_TIMEOUT_S: Final = 5.0
@@ -410,17 +415,21 @@ class SinkSession(ABC):
 
     def make(self, table: Table) -> None:
         """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
-        if self._exists(table):
-            return
-        try:
-            self.begin()
-            table.create(self.connection)
-            self._commit()
-            self.has_begun = False
-        except self.errors:
-            self.rollback()
-            if self.is_broken or not self._exists(table):
-                raise
+        for attempt in range(MAKE_ATTEMPTS_MAX):
+            time.sleep(attempt * CONFLICT_PAUSE_S)
+            try:
+                if not self._exists(table):
+                    self.begin()
+                    table.create(self.connection)
+                    self._commit()
+                    self.has_begun = False
+                return
+            except self.errors as error:
+                self.rollback()
+                if self.is_broken or attempt == MAKE_ATTEMPTS_MAX - 1:
+                    raise
+                if self.scope(error) is not ErrorScope.CONFLICT and not self._exists(table):
+                    raise
 
     def _exists(self, table: Table) -> bool:
         return inspect(self.connection).has_table(table.name, schema=table.schema)

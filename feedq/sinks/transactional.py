@@ -32,7 +32,14 @@ from feedq.sinks.checkpoints import LastCommit, UnknownCommit
 from feedq.sinks.fencing import Fencing
 from feedq.sinks.groupcommit import GroupCommit, by_target
 from feedq.sinks.refusals import CONFLICTS_MAX
-from feedq.sinks.session import AnswerLost, ErrorScope, SinkSession, TargetChanged, application_name
+from feedq.sinks.session import (
+    CONFLICT_PAUSE_S,
+    AnswerLost,
+    ErrorScope,
+    SinkSession,
+    TargetChanged,
+    application_name,
+)
 from feedq.sinks.upkeep import change_checkpoint, check, checkpoints, dead_letters, drop, preview, replay
 
 P = ParamSpec("P")
@@ -40,7 +47,6 @@ T = TypeVar("T")
 
 READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
-CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 MAKE_TABLES: Final = (
