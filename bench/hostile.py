@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.report import Figure, say
-from tests.hostile.attacks import ATTACKS, Attack
-from tests.hostile.honest import HONEST
+from tests.hostile.attacks import ATTACKS, HONEST, Attack
 from tests.hostile.victim import ROOT, Harm
 
 GROWTH_MIB = 64.0

@@ -15,8 +15,7 @@ from functools import cache
 
 import pytest
 
-from tests.hostile.attacks import ATTACKS, Attack
-from tests.hostile.honest import HONEST
+from tests.hostile.attacks import ATTACKS, HONEST, Attack
 from tests.hostile.victim import ROOT, Harm
 
 GROWTH_MIB = 64.0

@@ -1,4 +1,4 @@
-"""The attacks: what a source does, with the options that a feed would have, and the error that must come of it.
+"""What a source does, with the options that a feed would have, and the error that must come of it.
 
 An option that is not a default is there because the attack is on it, or to have a timeout in a second.
 """
@@ -91,13 +91,27 @@ def _filled(value: Any, at: str, directory: str) -> Any:
     return [_filled(each, at, directory) for each in value] if isinstance(value, list) else value
 
 
+def _attack(
+    name: str,
+    script: Script | None,
+    says: str = "",
+    kind: type[FeedqError] = SourceUnavailable,
+    **options: Any,
+) -> Attack:
+    return Attack(name, script, says, kind, options)
+
+
+def _goes_on(name: str, script: Script | None, **options: Any) -> Attack:
+    return Attack(name, script, "", options=options, goes_on=True)
+
+
 def _too_large(name: str, script: Script | None, option: str = "max_record_bytes", **options: Any) -> Attack:
-    return Attack(name, script, f"raise source.{option}", FeedMisconfigured, options)
+    return _attack(name, script, f"raise source.{option}", FeedMisconfigured, **options)
 
 
 CSV: Final[dict[str, Any]] = {"format": "csv", "csv": {"fields": ["a", "b"], "header": True}, "cursor": "/a"}
-POLL: Final = {"mode": "poll"}
-ELEMENTS: Final = {"mode": "poll", "records": ""}
+POLL: Final[dict[str, Any]] = {"mode": "poll"}
+ELEMENTS: Final[dict[str, Any]] = {"mode": "poll", "records": ""}
 CLOSED: Final = "closed by the peer"
 NO_HTTP: Final = "is not HTTP/1.1"
 NO_REDIS: Final = "not one that Redis gives"
@@ -137,137 +151,122 @@ TCP: Final = (
     _too_large("tcp: a line without an end", says(b"", b"x")),
     _too_large("tcp: a delimiter that never comes", says(b"", b"\n"), framing="delimiter", delimiter="|"),
     _too_large("tcp: a record said to have 4 GB", says(b"\xff\xff\xff\xff", b"x"), framing="length"),
-    Attack("tcp: empty records", says(b"", b"\0", bytes_max=2**20), CLOSED, options={"framing": "length"}),
-    Attack("tcp: empty lines", says(b"", b"\n", bytes_max=2**22), CLOSED, options={"cursor": "/seq"}),
-    Attack(
-        "tcp: records of a byte, no cursor in them",
-        says(b"", b"0\n", bytes_max=2**18),
-        CLOSED,
-        options={"cursor": "/seq"},
+    _attack("tcp: empty records", says(b"", b"\0", bytes_max=2**20), CLOSED, framing="length"),
+    _attack("tcp: empty lines", says(b"", b"\n", bytes_max=2**22), CLOSED, cursor="/seq"),
+    _attack(
+        "tcp: records of a byte, no cursor in them", says(b"", b"0\n", bytes_max=2**18), CLOSED, cursor="/seq"
     ),
-    Attack(
+    _attack(
         "tcp: short records that seem to have a cursor",
         says(b"", b'"seq"\n', bytes_max=2**22),
         CLOSED,
-        options={"cursor": "/seq"},
+        cursor="/seq",
     ),
-    Attack(
+    _attack(
         "tcp: deep records",
         says(b"", (b"[" * DEEP + b"]" * DEEP + b"\n"), bytes_max=2**23),
         CLOSED,
-        options={"cursor": "/seq"},
+        cursor="/seq",
     ),
-    Attack(
+    _attack(
         "tcp: brackets",
         says(b"", b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}\n", bytes_max=2**24),
         CLOSED,
-        options={"cursor": "/seq"},
+        cursor="/seq",
     ),
-    Attack(
+    _attack(
         "tcp: a cursor of half a megabyte",
         says(b'{"seq":"' + b"x" * 2**19 + b'"}\n'),
         "at most 8192 are kept",
         FeedMisconfigured,
-        {"cursor": "/seq"},
+        cursor="/seq",
     ),
-    Attack(
+    _attack(
         "tcp: a deep cursor",
         says(b'{"seq":' + b"[" * 900 + b"]" * 900 + b"}\n"),
         "nested deeper than can be kept",
         FeedMisconfigured,
-        {"cursor": "/seq"},
+        cursor="/seq",
     ),
-    Attack(
+    _attack(
         "tcp: pings, and no reading of answers",
         says(b"", b"P" + b"x" * 200 + b"\n"),
         "does not read the answers",
-        options={"ping": {"prefix": "P", "answer": "{rest}" * 20}},
+        ping={"prefix": "P", "answer": "{rest}" * 20},
     ),
-    Attack(
-        "tcp: fields without an end",
-        says(b"", b"," * 2**19 + b"\n", bytes_max=2**24),
-        CLOSED,
-        options=CSV,
-    ),
+    _attack("tcp: fields without an end", says(b"", b"," * 2**19 + b"\n", bytes_max=2**24), CLOSED, **CSV),
     _too_large("tcp: a quote without an end", says(b'"', b",\n" * 2**18), **CSV),
-    Attack(
-        "tcp: quotes and short lines",
-        says(b"", b'"' + b",\n" * 2**11, bytes_max=2**24),
-        CLOSED,
-        options=CSV,
-    ),
+    _attack("tcp: quotes and short lines", says(b"", b'"' + b",\n" * 2**11, bytes_max=2**24), CLOSED, **CSV),
 )
 
 WEBSOCKET: Final = (
-    Attack("websocket: fragments without an end", websocket(b"\x01\x00", b"\x00\x01x"), "fragments"),
-    Attack(
-        "websocket: pings",
-        websocket(b"", b"\x89\x00"),
-        "no message received",
-        SourceSilent,
-        {"idle_timeout_s": 1},
+    _attack("websocket: fragments without an end", websocket(b"\x01\x00", b"\x00\x01x"), "fragments"),
+    _attack(
+        "websocket: pings", websocket(b"", b"\x89\x00"), "no message received", SourceSilent, idle_timeout_s=1
     ),
-    Attack(
+    _attack(
         "websocket: messages to be looked at",
         websocket(b"", frame(b'{"event":' + b"[" * 60 + b"]" * 60 + b"}"), bytes_max=2**21),
         CLOSED,
-        options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
+        ignore=[{"/event": "x"}],
+        cursor="/seq",
     ),
-    Attack(
+    _attack(
         "websocket: brackets",
         websocket(b"", frame(b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}"), bytes_max=2**23),
         CLOSED,
-        options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
+        ignore=[{"/event": "x"}],
+        cursor="/seq",
     ),
     _too_large("websocket: a frame said to have 4 EB", websocket(b"\x82\x7f\x3f" + b"\xff" * 7, b"x")),
-    Attack("websocket: noise", websocket(NOISE, b""), "what it sent is not WebSocket"),
-    Attack(
+    _attack("websocket: noise", websocket(NOISE, b""), "what it sent is not WebSocket"),
+    _attack(
         "websocket: a greeting without an end",
         answers(b"HTTP/1.1 101 X\r\nX: ", b"x"),
         "answers the handshake with more than",
     ),
-    Attack("websocket: a refusal without an end", answers(b"HTTP/1.1 500 X\r\n\r\n", b"x"), ""),
-    Attack(
+    _attack("websocket: a refusal without an end", answers(b"HTTP/1.1 500 X\r\n\r\n", b"x")),
+    _attack(
         "websocket: a greeting in drips",
         drips(b"HTTP/1.1 101 X\r\n" * 100),
         "no connection within",
-        options={"connect_timeout_s": 1},
+        connect_timeout_s=1,
     ),
 )
 
 HTTP: Final = (
-    Attack(
+    _attack(
         "http: a head without an end",
         answers(HEAD, b"X-A: " + b"y" * 1000 + b"\r\n"),
         "head of its answer is larger",
     ),
-    Attack(
+    _attack(
         "http: sixteen thousand headers", answers(HEAD + b"a:\r\n" * 16_000 + b"\r\n"), "headers, at most"
     ),
-    Attack("http: a head in drips", drips(HEAD * 100), "no answer within", options={"response_timeout_s": 1}),
+    _attack("http: a head in drips", drips(HEAD * 100), "no answer within", response_timeout_s=1),
     _too_large(
         "http: chunks of a byte",
         answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
         max_record_bytes=20_000,
     ),
-    Attack(
+    _attack(
         "http: a chunk said to have 16 EB",
         answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 30 + b"\r\n", b"x"),
         NO_HTTP,
     ),
-    Attack("http: provisional answers", answers(b"", b"HTTP/1.1 103 X\r\n\r\n"), "provisional answers"),
-    Attack(
+    _attack("http: provisional answers", answers(b"", b"HTTP/1.1 103 X\r\n\r\n"), "provisional answers"),
+    _attack(
         "http: a pause until a year of 60,000 digits",
         answers(b"HTTP/1.1 503 X\r\nRetry-After: Mon, 01 Jan " + b"9" * 60_000 + b" 00:00:00 GMT\r\n\r\n"),
         "answered 503",
     ),
-    Attack("http: noise", says(NOISE, b""), ""),
-    Attack(
+    _attack("http: noise", says(NOISE, b"")),
+    _attack(
         "http: a poll said to have 1 EB",
         answers(HEAD + b"Content-Length: 1000000000000000000\r\n\r\n", b"x"),
         "raise source.max_response_bytes",
         FeedMisconfigured,
-        POLL,
+        **POLL,
     ),
     _too_large("http: a poll without an end", answers(HEAD + b"\r\n", b"x"), "max_response_bytes", **POLL),
     _too_large(
@@ -276,104 +275,79 @@ HTTP: Final = (
         "max_response_bytes",
         **POLL,
     ),
-    Attack(
-        "http: a poll of archives of nothing",
-        http(GZIP, gzip.compress(b"") * 100_000),
-        "",
-        options=ELEMENTS,
-        goes_on=True,
-    ),
+    _goes_on("http: a poll of archives of nothing", http(GZIP, gzip.compress(b"") * 100_000), **ELEMENTS),
     _too_large(
         "http: a poll of eight million records",
         http(b"", b"[" + b"0," * (8 * MEBIBYTE - 8) + b"0]"),
         "max_records",
         **ELEMENTS,
     ),
-    Attack(
-        "http: a poll that is deep",
-        http(b"", b"[" * DEEP + b"]" * DEEP),
-        "nested too deeply",
-        options=ELEMENTS,
+    _attack(
+        "http: a poll that is deep", http(b"", b"[" * DEEP + b"]" * DEEP), "nested too deeply", **ELEMENTS
     ),
-    Attack(
+    _attack(
         "http: a list far behind brackets",
         http(b"", b'{"b":[' + b"[]," * (5 * MEBIBYTE) + b'[]],"a":{"b":[1,]}}'),
         "not JSON",
-        options={"mode": "poll", "records": "/a/b"},
+        mode="poll",
+        records="/a/b",
     ),
     _too_large(
         "http: a list of one large record",
         http(b"", b'[{"a":[' + b"[]," * (MEBIBYTE // 2) + b"[]]}]"),
         **ELEMENTS,
     ),
-    Attack(
+    _attack(
         "http: lines of a byte in a poll",
         http(b"", b"0\n" * (8 * MEBIBYTE - 8)),
         "raise source.max_records",
         FeedMisconfigured,
-        {"mode": "poll", "records": "framed"},
+        mode="poll",
+        records="framed",
     ),
-    Attack(
+    _goes_on(
         "http: an address of the next page of 8 MB",
         http(b"", b'{"next":"' + b"x" * 2**23 + b'","a":[]}'),
-        "",
-        options={
-            "mode": "poll",
-            "records": "/a",
-            "next_page": "/next",
-            "interval_s": 0.1,
-            "response_timeout_s": 1,
-        },
-        goes_on=True,
+        mode="poll",
+        records="/a",
+        next_page="/next",
+        interval_s=0.1,
+        response_timeout_s=1,
     ),
-    Attack(
+    _goes_on(
         "http: pages in a circle",
         http(b"", b'{"next":"/?%b","a":[1]}' % (b"x" * 2000), measured=True),
-        "",
-        options={"mode": "poll", "records": "/a", "next_page": "/next", "interval_s": 0.1},
-        goes_on=True,
+        mode="poll",
+        records="/a",
+        next_page="/next",
+        interval_s=0.1,
     ),
-    Attack(
+    _goes_on(
         "http: tags of 60 kB",
         http(b'ETag: "' + b"x" * 60_000 + b'"\r\n', b"[1]", measured=True),
-        "",
-        options={**ELEMENTS, "interval_s": 0.1},
-        goes_on=True,
+        **ELEMENTS,
+        interval_s=0.1,
     ),
 )
 
 SSE: Final = (
     _too_large("sse: a line without an end", http(EVENTS, b"data:", b"x")),
     _too_large("sse: lines of data without an end", http(EVENTS, b"", b"data\n")),
-    Attack("sse: empty lines", http(EVENTS, b"", b"\n"), "", options={}, goes_on=True),
-    Attack(
-        "sse: comments, packed",
-        http(EVENTS + GZIP, zipped(b":\n" * 2**19, 50)),
-        "",
-        options={"idle_timeout_s": 1},
-        goes_on=True,
-    ),
-    Attack(
+    _goes_on("sse: empty lines", http(EVENTS, b"", b"\n")),
+    _goes_on("sse: comments, packed", http(EVENTS + GZIP, zipped(b":\n" * 2**19, 50)), idle_timeout_s=1),
+    _attack(
         "sse: an id of a megabyte",
         http(EVENTS, b"id:" + b"x" * 2**20 + b"\ndata:1\n\n"),
         "id of an event has more than",
         FeedMisconfigured,
     ),
-    Attack(
+    _goes_on(
         "sse: events of a byte, each another way",
         http(EVENTS, b"", b"data:1\n\nid:1\ndata\n\n:\r\n\r\n"),
-        "",
-        options={"envelope": True},
-        goes_on=True,
+        envelope=True,
     ),
-    Attack(
-        "sse: brackets",
-        http(EVENTS, b"", b"data:[" + b"[]," * 340_000 + b"[]]\n\n"),
-        "",
-        options={"envelope": True},
-        goes_on=True,
-    ),
-    Attack(
+    _goes_on("sse: brackets", http(EVENTS, b"", b"data:[" + b"[]," * 340_000 + b"[]]\n\n"), envelope=True),
+    _attack(
         "sse: another type of content",
         http(b"Content-Type: text/" + b"x" * 60_000 + b"\r\n", b"x"),
         "not text/event-stream",
@@ -381,7 +355,7 @@ SSE: Final = (
 )
 
 REDIS: Final = (
-    Attack(
+    _attack(
         "redis: a text of 8 GB",
         redis(b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nf\r\n$8000000000\r\n", b"x"),
         NO_REDIS,
@@ -390,9 +364,9 @@ REDIS: Final = (
         "redis: a text of 500 MB",
         redis(b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nf\r\n$500000000\r\n", b"x"),
     ),
-    Attack("redis: arrays in arrays", redis(b"", b"*1\r\n"), NO_REDIS),
-    Attack("redis: an array of a billion", redis(b"*1000000000\r\n", b"*0\r\n"), NO_REDIS),
-    Attack(
+    _attack("redis: arrays in arrays", redis(b"", b"*1\r\n"), NO_REDIS),
+    _attack("redis: an array of a billion", redis(b"*1000000000\r\n", b"*0\r\n"), NO_REDIS),
+    _attack(
         "redis: an entry of a billion fields",
         redis(b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*400000000\r\n", b"$0\r\n\r\n"),
         "at most 10000",
@@ -406,7 +380,7 @@ REDIS: Final = (
             )
         ),
     ),
-    Attack(
+    _attack(
         "redis: a thousand entries of a megabyte",
         redis(
             entries(
@@ -415,74 +389,70 @@ REDIS: Final = (
         ),
         "no answer for 1 s",
         SourceSilent,
-        options={"field": "f", "idle_timeout_s": 1},
+        field="f",
+        idle_timeout_s=1,
     ),
-    Attack(
+    _attack(
         "redis: another stream",
         redis(entries((b"1-1", b"*2\r\n" + bulk(b"f") + bulk(b"x")), stream=b"other")),
         NO_REDIS,
     ),
-    Attack(
+    _attack(
         "redis: an id that goes back", redis(entries((b"0-0", b"*2\r\n" + bulk(b"f") + bulk(b"x")))), NO_REDIS
     ),
-    Attack("redis: an error of a megabyte", redis(b"-ERR ", b"x"), NO_REDIS),
-    Attack("redis: a description in a description", redis(b"", info=b"*1\r\n" * 200 + b":1\r\n"), NO_REDIS),
-    Attack("redis: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),
+    _attack("redis: an error of a megabyte", redis(b"-ERR ", b"x"), NO_REDIS),
+    _attack("redis: a description in a description", redis(b"", info=b"*1\r\n" * 200 + b":1\r\n"), NO_REDIS),
+    _attack("redis: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b"")),
 )
 
 MQTT: Final = (
     _too_large("mqtt: a message of 256 MB", mqtt(b"\x32\xff\xff\xff\x7f\x00\x01t\x00\x01", b"x")),
-    Attack("mqtt: a control packet of a megabyte", mqtt(b"\x90" + varint(MEBIBYTE), b"x"), NO_MQTT),
-    Attack("mqtt: messages of QoS 2", mqtt(b"", publish(b"x" * 1000, qos=2)), NO_MQTT),
-    Attack(
-        "mqtt: a megabyte of properties",
-        mqtt(publish(b"1", properties=b"\x26\x00\x00\x00\x00" * 200_000)),
-        "",
+    _attack("mqtt: a control packet of a megabyte", mqtt(b"\x90" + varint(MEBIBYTE), b"x"), NO_MQTT),
+    _attack("mqtt: messages of QoS 2", mqtt(b"", publish(b"x" * 1000, qos=2)), NO_MQTT),
+    _attack(
+        "mqtt: a megabyte of properties", mqtt(publish(b"1", properties=b"\x26\x00\x00\x00\x00" * 200_000))
     ),
-    Attack(
+    _goes_on(
         "mqtt: many properties of many messages",
         mqtt(b"", publish(b"1", properties=b"\x26\x00\x00\x00\x00" * 800)),
-        "",
-        options={"envelope": True},
-        goes_on=True,
+        envelope=True,
     ),
-    Attack("mqtt: one number for all messages", mqtt(b"", publish(b"x" * 100), bytes_max=2**19), ""),
-    Attack("mqtt: more reasons than subscriptions", mqtt(b"", suback=b"\x01" * 1000), "with 1000 reasons"),
-    Attack("mqtt: noise", mqtt(NOISE), NO_MQTT),
-    Attack(
+    _attack("mqtt: one number for all messages", mqtt(b"", publish(b"x" * 100), bytes_max=2**19)),
+    _attack("mqtt: more reasons than subscriptions", mqtt(b"", suback=b"\x01" * 1000), "with 1000 reasons"),
+    _attack("mqtt: noise", mqtt(NOISE), NO_MQTT),
+    _attack(
         "mqtt: a message before the login",
         says(b"\x32\xff\xff\xff\x7f\x00\x01t\x00\x01", b"x"),
-        "",
-        options={"connect_timeout_s": 1},
+        connect_timeout_s=1,
     ),
-    Attack("mqtt: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),
-    Attack("mqtt: a packet that ends too early", mqtt(packet(3, b"\x00", flags=2)), ""),
+    _attack("mqtt: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b"")),
+    _attack("mqtt: a packet that ends too early", mqtt(packet(3, b"\x00", flags=2))),
 )
 
 NATS: Final = (
-    Attack("nats: a greeting without an end", says(b"INFO ", b"x"), NO_NATS),
-    Attack("nats: a line without an end", nats(on_login=says(b"MSG ", b"x")), NO_NATS),
+    _attack("nats: a greeting without an end", says(b"INFO ", b"x"), NO_NATS),
+    _attack("nats: a line without an end", nats(on_login=says(b"MSG ", b"x")), NO_NATS),
     _too_large("nats: a message of 4 GB", nats(pulled=_announces)),
-    Attack("nats: headers that are larger than the message", nats(pulled=_heads), NO_NATS),
-    Attack("nats: a message that is none of the stream", nats(pulled=_odd_reply), "does not say which"),
-    Attack("nats: more messages than were asked for", nats(pulled=_delivers(20_000, b"x" * 10)), ""),
-    Attack("nats: pings", nats(on_login=_floods_with_pings), "", goes_on=True),
-    Attack(
+    _attack("nats: headers that are larger than the message", nats(pulled=_heads), NO_NATS),
+    _attack("nats: a message that is none of the stream", nats(pulled=_odd_reply), "does not say which"),
+    _attack("nats: more messages than were asked for", nats(pulled=_delivers(20_000, b"x" * 10))),
+    _goes_on("nats: pings", nats(on_login=_floods_with_pings)),
+    _attack(
         "nats: one greeting after the other",
         nats(on_login=says(b"", b'INFO {"connect_urls":["a:1","b:2"]}\r\n', bytes_max=2**21)),
         CLOSED.replace("peer", "server"),
     ),
-    Attack("nats: a greeting that is deep", says(b"INFO " + b"[" * 60_000 + b"\r\n"), NO_NATS),
-    Attack("nats: a greeting of other kinds", says(b'INFO {"version":7,"max_payload":"x"}\r\n'), NO_NATS),
-    Attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "not one of JetStream"),
-    Attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "not one of JetStream"),
-    Attack(
+    _attack("nats: a greeting that is deep", says(b"INFO " + b"[" * 60_000 + b"\r\n"), NO_NATS),
+    _attack("nats: a greeting of other kinds", says(b'INFO {"version":7,"max_payload":"x"}\r\n'), NO_NATS),
+    _attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "not one of JetStream"),
+    _attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "not one of JetStream"),
+    _attack(
         "nats: an answer of brackets",
         nats(api=b'{"a":[' + b"[]," * 340_000 + b"[]]}"),
         "not one of JetStream",
     ),
-    Attack("nats: noise", nats(on_login=says(NOISE)), NO_NATS),
-    Attack("nats: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),
+    _attack("nats: noise", nats(on_login=says(NOISE)), NO_NATS),
+    _attack("nats: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b"")),
 )
 
 _PROGRAMS: Final = {
@@ -501,19 +471,21 @@ def _runs(
 
 FILE: Final = (
     _too_large("file: a file without a line", None, path="{in}/zeros"),
-    Attack(
+    _attack(
         "file: a file of empty lines",
         None,
         "nothing was added",
         SourceSilent,
-        {"path": "{in}/empty", "idle_timeout_s": 1},
+        path="{in}/empty",
+        idle_timeout_s=1,
     ),
-    Attack(
+    _attack(
         "file: a file of brackets",
         None,
         "nothing was added",
         SourceSilent,
-        {"path": "{in}/brackets", "idle_timeout_s": 1},
+        path="{in}/brackets",
+        idle_timeout_s=1,
     ),
 )
 EXEC: Final = (
@@ -523,6 +495,79 @@ EXEC: Final = (
 )
 
 ATTACKS: Final = (*TCP, *WEBSOCKET, *HTTP, *SSE, *REDIS, *MQTT, *NATS, *FILE, *EXEC)
+
+# -- honest sources at their limits ------------------------------------------------------------------------
+
+_TRADES: Final = b",".join(
+    b'{"seq":%d,"pair":"BTC-USD","price":"27123.45","qty":0.5,"side":"buy","x":{"y":[1]}}' % n
+    for n in range(180_000)
+)
+"""A list that fills an answer of the largest size allowed by default."""
+_LINE: Final = BRACKETS + b"\n"
+
+
+def _delivers_brackets(reply: bytes, sid: bytes) -> Script:
+    return says(b"".join(record_of_stream(sid, seq, BRACKETS) for seq in range(1, 6)))
+
+
+HONEST: Final = (
+    _goes_on("tcp: records of the largest size", says(b"", _LINE), cursor="/seq"),
+    _goes_on("tcp: records of a byte", says(b"", b"1\n"), cursor="/seq"),
+    _goes_on(
+        "tcp: records with a length",
+        says(b"", len(BRACKETS).to_bytes(4) + BRACKETS),
+        framing="length",
+        cursor="/seq",
+    ),
+    _goes_on(
+        "websocket: messages of the largest size",
+        websocket(b"", frame(BRACKETS)),
+        cursor="/seq",
+        ignore=[{"/x": 1}],
+    ),
+    _goes_on("http: a stream of records of the largest size", http(b"", b"", _LINE), cursor="/seq"),
+    _goes_on(
+        "http: answers of the largest size, of many records",
+        http(b"", b"[" + _TRADES + b"]", measured=True),
+        mode="poll",
+        records="",
+        interval_s=0.1,
+        cursor="/seq",
+        url="http://{at}/?{cursor}",
+    ),
+    _goes_on(
+        "http: answers of the largest size, of one record",
+        http(b"", b"[[" + b"[]," * (5 * MEBIBYTE) + b"[]]]", measured=True),
+        mode="poll",
+        interval_s=0.1,
+        max_record_bytes=2**24,
+    ),
+    _goes_on(
+        "sse: events of the largest size", http(EVENTS, b"", b"data:" + BRACKETS + b"\n\n"), envelope=True
+    ),
+    _goes_on(
+        "redis: entries of the largest size",
+        redis(entries(*((b"%d-1" % n, b"*2\r\n" + bulk(b"f") + bulk(BRACKETS)) for n in range(1, 9)))),
+        field="f",
+        envelope=True,
+        max_record_bytes=2**21,
+    ),
+    _goes_on(
+        "mqtt: messages of the largest size",
+        mqtt(b"", publish(BRACKETS)),
+        envelope=True,
+        max_record_bytes=2**21,
+    ),
+    _goes_on(
+        "nats: messages of the largest size",
+        nats(pulled=_delivers_brackets),
+        envelope=True,
+        max_record_bytes=2**21,
+    ),
+    _goes_on("file: records of the largest size", None, path="{in}/brackets"),
+    _goes_on("exec: records of the largest size", None, command=["{in}/brackets.sh", "{in}"], cursor="/seq"),
+)
+"""Records and answers of the largest size that the defaults allow."""
 
 
 def prepare(directory: str) -> None:

@@ -41,8 +41,7 @@ from feedq.errors import FeedqError
 from feedq.settings import Settings
 from feedq.testing.loopback import RecordingGuard, serving
 from feedq.worker.batch_queue import InflightBudget
-from tests.hostile.attacks import ATTACKS, Attack, prepare
-from tests.hostile.honest import HONEST
+from tests.hostile.attacks import ATTACKS, HONEST, Attack, prepare
 
 PROBE_S: Final = 0.002
 GIVE_UP_S: Final = 60.0
