@@ -18,13 +18,12 @@ from celery.exceptions import Ignore, Reject, Retry
 from feedq import RunCancelled, run_context
 from feedq.celery import bootsteps
 from feedq.celery.bootsteps import Places
-from feedq.core.schedule.model import ClaimedRun, Offer, RunState
+from feedq.core.schedule.model import ClaimedRun, Finish, Offer, RunState
 from feedq.core.schedule.spec import Semantics
 from feedq.errors import InvalidInput, JobSessionLost
 from feedq.settings import Settings
 from feedq.telemetry.logs import configure_logging
 from feedq.worker.jobs.calling import (
-    SESSION_LOST,
     CallOutcome,
     TaskCaller,
     perform,
@@ -50,11 +49,18 @@ def app() -> Celery:
     return Celery("test", set_as_current=False, broker="memory://")
 
 
-def call(app: Celery, run: ClaimedRun) -> CallOutcome:
-    return perform(MemoryRuns(), ME, run, RunContext(run), TaskCaller(app, ("acme.jobs",)))
+def untold(outcome: CallOutcome) -> Finish:
+    """The end of a run that is still to be told."""
+    assert outcome.finish is not None
+    assert not outcome.is_told
+    return outcome.finish
 
 
-def outcome_of(app: Celery, body: Callable[..., object], **options: Any) -> CallOutcome:
+def call(app: Celery, run: ClaimedRun) -> Finish:
+    return untold(perform(MemoryRuns(), ME, run, RunContext(run), TaskCaller(app, ("acme.jobs",))))
+
+
+def finish_of(app: Celery, body: Callable[..., object], **options: Any) -> Finish:
     app.task(name="task", shared=False, **options)(body)
     return call(app, claimed())
 
@@ -68,10 +74,8 @@ def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> No
         seen.update(context=run_context().correlation_id, current=app.current_task)
         seen.update(bound=structlog.contextvars.get_contextvars())
 
-    outcome = call(app, claimed(job_spec(task="acme.report", args=["2026-11"], kwargs={"copies": 2})))
-    assert outcome.finish is not None
-    assert outcome.finish.state is RunState.SUCCEEDED
-    assert not outcome.is_told
+    finish = call(app, claimed(job_spec(task="acme.report", args=["2026-11"], kwargs={"copies": 2})))
+    assert finish.state is RunState.SUCCEEDED
     assert seen["id"] == seen["context"] == "acme/report/k1"
     assert seen["args"] == ("2026-11", 2)
     assert seen["retries"] == 0
@@ -81,12 +85,10 @@ def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> No
 
 
 def test_an_unknown_task_fails_with_what_to_do(app: Celery) -> None:
-    finish = call(app, claimed(job_spec(task="no.such"))).finish
-    assert finish is not None
+    finish = call(app, claimed(job_spec(task="no.such")))
     assert finish.state is RunState.FAILED
-    assert finish.reason is not None
     for word in ("no.such", "FEEDQ_IMPORTS", "acme.jobs"):
-        assert word in finish.reason
+        assert word in (finish.reason or "")
 
 
 def raises(error: BaseException) -> Callable[[], object]:
@@ -115,8 +117,7 @@ def raises(error: BaseException) -> Callable[[], object]:
 def test_what_a_task_raises_is_the_reason(
     app: Celery, error: BaseException, state: RunState, said: str | None
 ) -> None:
-    finish = outcome_of(app, raises(error)).finish
-    assert finish is not None
+    finish = finish_of(app, raises(error))
     assert finish.state is state
     assert (finish.reason or "").startswith(said or "")
     assert (finish.reason is None) == (said is None)
@@ -127,8 +128,7 @@ def test_arguments_get_neither_into_the_reason_nor_into_the_log(
 ) -> None:
     configure_logging(Settings())  # to what stands for standard error now
     app.task(name="task", shared=False)(raises(ValueError("no")))
-    finish = call(app, claimed(job_spec(task="task", kwargs={"patient": "Zaphod"}))).finish
-    assert finish is not None
+    finish = call(app, claimed(job_spec(task="task", kwargs={"patient": "Zaphod"})))
     shown = "".join(capsys.readouterr()) + (finish.reason or "")
     assert "run failed" in shown
     assert "Zaphod" not in shown
@@ -143,16 +143,11 @@ def test_a_retry_of_celery_sends_no_message() -> None:
     def body(self: Task) -> None:
         raise self.retry(exc=TimeoutError("slow server"))
 
-    finish = outcome_of(nowhere(), body, bind=True).finish
-    assert finish is not None
-    assert finish.reason == "TimeoutError: slow server"
-
-    def failing() -> None:
-        raise TimeoutError("slow server")
-
-    finish = outcome_of(nowhere(), failing, autoretry_for=(TimeoutError,)).finish
-    assert finish is not None
-    assert finish.reason == "TimeoutError: slow server"
+    for finish in (
+        finish_of(nowhere(), body, bind=True),
+        finish_of(nowhere(), raises(TimeoutError("slow server")), autoretry_for=(TimeoutError,)),
+    ):
+        assert finish.reason == "TimeoutError: slow server"
 
 
 def test_a_job_that_heeds_its_cancellation_is_cancelled_and_one_that_heeds_its_time_out_timed_out() -> None:
@@ -162,13 +157,10 @@ def test_a_job_that_heeds_its_cancellation_is_cancelled_and_one_that_heeds_its_t
     run = claimed()
     context = RunContext(run)
     context.cancel("by hand")
-    finish = perform(MemoryRuns(), ME, run, context, heed).finish
-    assert finish is not None
+    finish = untold(perform(MemoryRuns(), ME, run, context, heed))
     assert (finish.state, finish.reason) == (RunState.CANCELLED, "by hand")
     late = claimed(remaining_s=0.0)
-    finish = perform(MemoryRuns(), ME, late, RunContext(late), heed).finish
-    assert finish is not None
-    assert finish.state is RunState.TIMED_OUT
+    assert untold(perform(MemoryRuns(), ME, late, RunContext(late), heed)).state is RunState.TIMED_OUT
 
 
 # -- transactional -----------------------------------------------------------------------------------
@@ -204,25 +196,18 @@ class CutRuns(MemoryRuns):
             raise JobSessionLost("for the test")
 
 
-def test_one_whose_session_was_cut_off_is_lost_and_not_failed() -> None:
+@pytest.mark.parametrize(
+    ("remaining_s", "state"), [(None, RunState.LOST), (0.0, RunState.TIMED_OUT)], ids=["in time", "late"]
+)
+def test_one_whose_session_was_cut_off_is_lost_and_not_failed_unless_its_time_was_up(
+    remaining_s: float | None, state: RunState
+) -> None:
     runs = CutRuns()
+    runs.remaining_s = remaining_s
     run = transactional(runs)
-    finish = perform(runs, ME, run, RunContext(run), write).finish
-    assert finish is not None
-    assert (finish.state, finish.reason) == (RunState.LOST, SESSION_LOST)
+    finish = untold(perform(runs, ME, run, RunContext(run), write))
+    assert finish.state is state
     assert runs.rows[1].written == []
-
-
-def test_one_whose_session_was_cut_off_after_its_time_was_up_has_timed_out() -> None:
-    runs = CutRuns()
-    runs.remaining_s = 0.0
-    run = transactional(runs)
-    finish = perform(runs, ME, run, RunContext(run), write).finish
-    assert finish is not None
-    assert finish.state is RunState.TIMED_OUT
-
-
-# -- imports -----------------------------------------------------------------------------------------
 
 
 LIMIT_S = 10.0

@@ -46,6 +46,11 @@ def make_monitor(tmp_path: Path, limits: Limits) -> tuple[Activity, Monitor, int
     return activity, Monitor(activity, pid=os.getpid(), dump_pipe=DumpPipe(theirs), limits=limits), ours
 
 
+def found(loss: Loss | None) -> Loss:
+    assert loss is not None
+    return loss
+
+
 def test_a_worker_that_left_in_good_order_is_no_loss(tmp_path: Path) -> None:
     activity, monitor, _ = make_monitor(tmp_path, Limits(5, 0))
     activity.leave()
@@ -57,8 +62,7 @@ def test_one_that_ended_without_a_word_holds_the_feed_in_hand_against_it_without
 ) -> None:
     activity, monitor, _ = make_monitor(tmp_path, Limits(5, 0))
     activity._memory[5] = 12
-    loss = monitor.explain_death()
-    assert loss is not None
+    loss = found(monitor.explain_death())
     assert (loss.cause, loss.feed_id, loss.is_certain) == ("killed", 12, False)
 
 
@@ -70,16 +74,14 @@ def test_last_words_are_heard_even_of_one_that_was_about_to_leave(tmp_path: Path
         b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
         b'  File "x.py", line 3 in f\n',
     )
-    loss = monitor.explain_death()
-    assert loss is not None
+    loss = found(monitor.explain_death())
     assert (loss.cause, loss.feed_id) == ("crashed", None)
     assert 'File "x.py", line 3 in f' in loss.said
 
 
 def test_one_that_fills_its_memory_is_to_be_ended(tmp_path: Path) -> None:
     _, monitor, _ = make_monitor(tmp_path, Limits(5, 2**20))
-    loss = monitor.check()
-    assert loss is not None
+    loss = found(monitor.check())
     assert loss.cause == "memory"
 
 
@@ -88,16 +90,13 @@ def test_it_blames_the_feed_that_the_worker_has_noted_to_grow_most(tmp_path: Pat
     activity._memory[5] = 7  # in hand
     for grown, blamed in ((GROWTH_MIN_BYTES, (12, True)), (GROWTH_MIN_BYTES - 1, (None, False))):
         activity.note_grower(12, grown, 2 * grown)
-        loss = monitor.check()
-        assert loss is not None
+        loss = found(monitor.check())
         assert (loss.feed_id, loss.is_certain) == blamed
     activity.note_grower(12, 2 * GROWTH_MIN_BYTES, 5 * GROWTH_MIN_BYTES)
-    loss = monitor.check()
-    assert loss is not None
+    loss = found(monitor.check())
     assert (loss.feed_id, loss.is_certain) == (12, False), "most of the growth was not its own"
     activity.stop_measuring()
-    loss = monitor.check()
-    assert loss is not None
+    loss = found(monitor.check())
     assert (loss.feed_id, loss.is_certain) == (7, False), "nothing was measured"
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from time import perf_counter
 from typing import Literal
 
@@ -59,16 +60,19 @@ streams = st.one_of(dense, st.binary(max_size=200))
 delimiters = st.sampled_from([b"|", b"||", b"\n", b"aa", b"\r\n", b"a|a", b"\x00"])
 
 
-def make_framer(delimiter: bytes | None, *, max_record_bytes: int) -> Framer:
-    return LineFramer(max_record_bytes) if delimiter is None else DelimiterFramer(delimiter, max_record_bytes)
-
-
 @st.composite
 def cut_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     """A stream, and the same in pieces."""
     stream = draw(streams)
-    places = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    return stream, [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+    return stream, draw(pieces_of(stream))
+
+
+def pieces_of(stream: bytes) -> st.SearchStrategy[list[bytes]]:
+    def cut(places: list[int]) -> list[bytes]:
+        bounds = [0, *sorted(places), len(stream)]
+        return [stream[a:b] for a, b in pairwise(bounds)]
+
+    return st.lists(st.integers(0, len(stream)), max_size=8).map(cut)
 
 
 def run(framer: Framer, pieces: list[bytes]) -> tuple[list[bytes], bool]:
@@ -180,23 +184,24 @@ def test_records_after_their_length_do_not_depend_on_how_the_stream_was_cut(
 ) -> None:
     # What follows the records may be the beginning of another, or garbage.
     stream = b"".join(map(prefix.before, records)) + data.draw(st.binary(max_size=6))
-    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
     expected = prefix.reference(stream, limit=limit)
     assert run(prefix.framer(limit), [stream]) == expected
-    assert run(prefix.framer(limit), pieces) == expected
+    assert run(prefix.framer(limit), data.draw(pieces_of(stream))) == expected
 
 
-def test_a_length_over_the_limit_is_noticed_before_its_record_comes() -> None:
-    framer = Prefix(4, "big", counts_itself=False).framer(10)
-    assert framer.push(b"\0\0\0\2ab\0\0\0\x0b") == Records(records=(b"ab",))
-    assert framer.refusal is Refusal.OVERSIZE
-
-
-def test_a_length_that_cannot_be_one_is_told_from_one_over_the_limit() -> None:
-    framer = Prefix(4, "big", counts_itself=True).framer(10)
-    assert framer.push(b"\0\0\0\6ab\0\0\0\x03") == Records(records=(b"ab",))
-    assert framer.refusal is Refusal.CORRUPT
+@pytest.mark.parametrize(
+    ("counts_itself", "stream", "refusal"),
+    [
+        (False, b"\0\0\0\2ab\0\0\0\x0b", Refusal.OVERSIZE),
+        (True, b"\0\0\0\6ab\0\0\0\x03", Refusal.CORRUPT),
+    ],
+)
+def test_a_length_that_is_too_large_or_cannot_be_one_is_noticed_before_its_record_comes(
+    counts_itself: bool, stream: bytes, refusal: Refusal
+) -> None:
+    framer = Prefix(4, "big", counts_itself=counts_itself).framer(10)
+    assert framer.push(stream) == Records(records=(b"ab",))
+    assert framer.refusal is refusal
 
 
 FRAMERS: dict[str, Callable[[int], Framer]] = {
@@ -227,33 +232,21 @@ def test_what_was_given_back_and_what_is_pending_are_the_stream(
     assert records + run(FRAMERS[kind](NO_LIMIT), [rest])[0] == expected
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_record_of_exactly_the_limit_passes_and_one_byte_more_does_not(end: bytes) -> None:
-    for cut in range(len(end) + 1):
-        assert run(LineFramer(4), [b"1234" + end[:cut], end[cut:]]) == ([b"1234"], False)
-    assert run(LineFramer(4), [b"12345" + end]) == ([], True)
-    assert run(DelimiterFramer(b"||", 4), [b"1234|", b"|"]) == ([b"1234"], False)
-    assert run(DelimiterFramer(b"||", 4), [b"12345||"]) == ([], True)
-
-
 @pytest.mark.timeout(10)  # quadratic copying would move 137 gigabytes; this takes a tenth of a second
-@pytest.mark.parametrize("delimiter", [None, b"||"])
-def test_a_large_record_in_crumbs_takes_linear_time(delimiter: bytes | None) -> None:
-    framer = make_framer(delimiter, max_record_bytes=2**22)
-    for _ in range(2**16):
-        assert not framer.push(b"x" * 64)
-    assert framer.pending == 2**22
-    framed = framer.push(delimiter or b"\n")
-    assert framed.batch(cursor=None, received_at=NOW).split() == (b"x" * 2**22,)
-
-
-@pytest.mark.timeout(10)
-def test_a_large_record_after_its_length_in_crumbs_takes_linear_time() -> None:
-    framer = Prefix(4, "big", counts_itself=False).framer(2**22)
-    framer.push((2**22).to_bytes(4, "big"))
+@pytest.mark.parametrize(
+    ("framer", "begin", "end"),
+    [
+        (LineFramer(2**22), b"", b"\n"),
+        (DelimiterFramer(b"||", 2**22), b"", b"||"),
+        (Prefix(4, "big", counts_itself=False).framer(2**22), (2**22).to_bytes(4), b""),
+    ],
+)
+def test_a_large_record_in_crumbs_takes_linear_time(framer: Framer, begin: bytes, end: bytes) -> None:
+    framer.push(begin)
     for _ in range(2**16 - 1):
         assert not framer.push(b"x" * 64)
-    assert framer.push(b"x" * 64).records == (b"x" * 2**22,)
+    framed = framer.push(b"x" * 64 + end)
+    assert framed.batch(cursor=None, received_at=NOW).split() == (b"x" * 2**22,)
 
 
 # -- headers of CSV ------------------------------------------------------------------------------------
@@ -261,9 +254,8 @@ def test_a_large_record_after_its_length_in_crumbs_takes_linear_time() -> None:
 CSV = CsvFormat(fields=("id", "the price"), header=True)
 
 
-def headerless(csv: CsvFormat, stream: bytes, *, delimiter: bytes | None = None) -> list[bytes]:
-    framer = HeaderlessFramer(make_framer(delimiter, max_record_bytes=NO_LIMIT), csv)
-    return run(framer, [stream])[0]
+def headerless(csv: CsvFormat, stream: bytes) -> list[bytes]:
+    return run(HeaderlessFramer(LineFramer(NO_LIMIT), csv), [stream])[0]
 
 
 @pytest.mark.parametrize(
@@ -368,9 +360,7 @@ def test_what_the_standard_library_writes_is_read_back_however_the_stream_was_cu
     # Always quoted, so that an empty text is one.
     csv.writer(Written(written), quoting=csv.QUOTE_ALL, lineterminator=line_end).writerows(rows)
     stream = "".join(written).encode(errors="surrogatepass")
-    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
-    records, is_over = run(csv_framer(), pieces)
+    records, is_over = run(csv_framer(), data.draw(pieces_of(stream)))
     assert not is_over
     fields = [[text.encode(errors="surrogatepass") for text in row] for row in rows]
     assert [READER.read(record) for record in records] == fields
@@ -385,8 +375,7 @@ def test_records_of_csv_do_not_depend_on_how_the_stream_was_cut(
     delimiter, quote = (text.encode() for text in dialect)
     tokens = st.sampled_from([quote, quote, delimiter, b"\n", b"\r\n", b"a"])
     stream = b"".join(data.draw(st.lists(tokens, max_size=40)))
-    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+    pieces = data.draw(pieces_of(stream))
     whole, in_pieces = csv_framer(*dialect, limit=limit), csv_framer(*dialect, limit=limit)
     expected = run(whole, [stream])
     assert run(in_pieces, pieces) == expected
@@ -422,6 +411,37 @@ def test_a_quote_that_is_never_closed_is_bounded_and_looked_at_once() -> None:
         framer.push(b"0123456789abcde\n" * 2)
     assert perf_counter() - began < 5, "its square would take minutes"
     assert framer.refusal is Refusal.OVERSIZE
+
+
+TABLES: list[list[list[str]]] = [
+    [["a", "b", "c"], ["1", "2", "3"]],
+    [["first", "city"], ["Ann, Bo", "Anytown, WW"]],
+    [["a", "b"], ['ha "ha" ha', '"']],
+    [["a", "b"], ["one\ntwo\n", "\n"], ["\r\n", "x"]],
+    [["a", "b"], ['"quoted"\nand\r\nbroken, ""', '""\n""']],
+    [["a", "b"], ["1", '{"type": "Point", "coordinates": [1.5, "x"]}']],
+    [["ä", "ʤ"], ["😀", "\u2028"]],
+    [["a", " b "], [" 1", "2 "]],
+    [["a", "b"], ["=1+1", "'"], ["\\", '\\"'], ["\t", ";|"]],
+    [["a"], ["x"], ["y"]],
+    [[str(number) for number in range(200)]] * 3,
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_csv_is_read_as_rfc_4180_says_also_without_the_quotes_that_it_can_do_without(
+    table: list[list[str]], line_end: str
+) -> None:
+    written: list[str] = []
+    csv.writer(Written(written), lineterminator=line_end).writerows(table)
+    sent = "".join(written).encode()
+    reader = CsvReader(CsvFormat(fields=tuple(map(str, range(len(table[0]))))))
+    for stream in (sent, sent.removesuffix(line_end.encode())):
+        framer = csv_framer()
+        pushed = [framer.push(stream[at : at + 5]) for at in range(0, len(stream), 5)]
+        lines = [record for one in [*pushed, framer.end(b"\n")] for record in one.split()]
+        assert [[(field or b"").decode() for field in reader.read(line)] for line in lines] == table
 
 
 class Written:
@@ -482,16 +502,15 @@ def test_a_format_that_cannot_be_read_is_refused(options: dict[str, object], why
 
 
 RFC_DOCUMENT: JSON = {
-    "foo": ["bar", "baz"],
+    "foo": ["bar"],
     "": 0,
     "a/b": 1,
     "c%d": 2,
-    "e^f": 3,
-    "g|h": 4,
-    "i\\j": 5,
-    'k"l': 6,
-    " ": 7,
-    "m~n": 8,
+    "g|h": 3,
+    "i\\j": 4,
+    'k"l': 5,
+    " ": 6,
+    "m~n": 7,
 }
 
 names = st.text(max_size=5) | st.sampled_from(["~", "/", "~1", "0", "-", "01"])
@@ -512,28 +531,7 @@ def find(document: JSON, *pointers: str, is_spaced: bool = False) -> list[Found]
 
 
 @pytest.mark.parametrize(
-    ("pointer", "value"),
-    [
-        ("", RFC_DOCUMENT),
-        ("/foo", ["bar", "baz"]),
-        ("/foo/0", "bar"),
-        ("/", 0),
-        ("/a~1b", 1),
-        ("/c%d", 2),
-        ("/e^f", 3),
-        ("/g|h", 4),
-        ("/i\\j", 5),
-        ('/k"l', 6),
-        ("/ ", 7),
-        ("/m~0n", 8),
-    ],
-)
-def test_the_examples_of_the_rfc(pointer: str, value: JSON) -> None:
-    assert find(RFC_DOCUMENT, pointer) == [value]
-
-
-@pytest.mark.parametrize(
-    "pointer", ["/foo/2", "/foo/-", "/foo/00", "/foo/-1", "/foo/bar", "/bar", "/foo/0/0", "//"]
+    "pointer", ["/foo/1", "/foo/-", "/foo/00", "/foo/-1", "/foo/bar", "/bar", "/foo/0/0", "//"]
 )
 def test_what_is_not_there_is_missing(pointer: str) -> None:
     assert find(RFC_DOCUMENT, pointer) == [MISSING]
@@ -558,6 +556,7 @@ def paths(value: JSON, pointer: str = "") -> Iterator[tuple[str, JSON]]:
 
 
 @given(documents, st.lists(names, max_size=2), st.booleans())
+@example(RFC_DOCUMENT, [], False)
 def test_every_value_of_a_document_is_found_by_its_path_and_nothing_else(
     document: JSON, more: list[str], is_spaced: bool
 ) -> None:
@@ -811,15 +810,13 @@ def test_lines_are_sorted_as_one_by_one(prefix: str, texts: list[str]) -> None:
     assert answers == b"".join(b"{%b>" % line.removeprefix(begin) for line in lines if line.startswith(begin))
 
 
-AT = datetime(2026, 1, 1, tzinfo=UTC)
-
 one_line = st.binary(min_size=1).filter(lambda r: b"\n" not in r and b"\r" not in r)
 
 
 @given(st.lists(one_line))
 def test_the_fast_batch_holds_the_same_records_as_the_plain_one(many: list[bytes]) -> None:
-    fast = Records(b"".join(r + b"\n" for r in many)).batch(cursor=7, received_at=AT)
-    plain = Records(records=tuple(many)).batch(cursor=7, received_at=AT)
+    fast = Records(b"".join(r + b"\n" for r in many)).batch(cursor=7, received_at=NOW)
+    plain = Records(records=tuple(many)).batch(cursor=7, received_at=NOW)
     assert fast.split() == plain.split() == tuple(many)
     assert fast.count == plain.count == len(many)
     assert plain.size == sum(map(len, many))
