@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from feedq.core.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
@@ -260,28 +258,6 @@ def test_a_candidate_tells_which_sinks_it_cannot_write_to(harness: Harness) -> N
     assert candidates(harness)["b"].sinks_down == frozenset()
 
 
-def placed(harness: Harness, feeds: Sequence[Feed]) -> dict[str, str]:
-    queues = {assignment.feed_id: assignment.queue for assignment in harness.reconcile()[1]}
-    return {feed.name: queues[feed.id].removeprefix("node.") for feed in feeds if feed.id in queues}
-
-
-def test_a_worker_that_cannot_write_to_a_sink_gets_none_of_its_feeds(harness: Harness) -> None:
-    cut_off, well = harness.worker("a"), harness.worker("b")
-    beat(harness, cut_off, Load(sinks_down=("reports",)))
-    beat(harness, well, Load())
-    theirs = [harness.feed(f"r{n}", sink={"name": "reports", "table": "t"}) for n in range(6)]
-    others = [harness.feed(f"d{n}") for n in range(6)]
-    homes = placed(harness, [*theirs, *others])
-    assert {homes[feed.name] for feed in theirs} == {"b"}
-    assert {homes[feed.name] for feed in others} == {"a"}, "it is the emptiest, and has the default sink"
-
-
-def test_while_nobody_can_write_to_a_sink_anybody_may_have_its_feeds(harness: Harness) -> None:
-    for name in "ab":
-        beat(harness, harness.worker(name), Load(sinks_down=("default",)))
-    assert set(placed(harness, [harness.feed(f"f{n}") for n in range(4)]).values()) == {"a", "b"}
-
-
 @pytest.mark.parametrize(
     ("loop_lag_s", "silent_s", "lags"),
     [(0.0, 0.0, False), (1.0, 3.5, False), (1.1, 0.0, True), (0.0, 4.5, True)],
@@ -292,23 +268,3 @@ def test_a_worker_lags_whose_loop_or_heartbeat_is_late(
     beat(harness, harness.worker("a", ttl_s=6), Load(loop_lag_s=loop_lag_s), ttl_s=6)
     harness.elapse(silent_s)
     assert candidates(harness)["a"].lags is lags
-
-
-def test_a_worker_that_lags_gets_nothing_while_another_does_not(harness: Harness) -> None:
-    stuck = harness.worker("a")
-    beat(harness, stuck, Load(loop_lag_s=5.0))
-    beat(harness, harness.worker("b"), Load())
-    assert set(placed(harness, [harness.feed(f"f{n}") for n in range(4)]).values()) == {"b"}
-
-
-def test_a_feed_that_failed_somewhere_is_tried_on_every_other_worker_first(harness: Harness) -> None:
-    workers = {name: harness.worker(name, ttl_s=9_999) for name in "abc"}
-    feed = harness.feed()
-    tried = []
-    for _ in range(6):
-        tried.append(placed(harness, [feed])[feed.name])
-        (claimed,) = harness.store.leases.claim(workers[tried[-1]].id, [(feed.id, len(tried))])
-        fail(harness, workers[tried[-1]], claimed.key)
-        harness.elapse(FAILED_S)
-    assert set(tried[:3]) == {"a", "b", "c"}
-    assert tried[3:] == tried[:3], "then on the one that it failed on longest ago"

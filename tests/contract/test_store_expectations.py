@@ -102,18 +102,6 @@ def test_a_silence_that_may_be_longer_now_ends(bench: Bench) -> None:
     assert bench.judge() == Judged(ended=1)
 
 
-def test_nobody_has_to_say_so_who_has_the_feed(bench: Bench) -> None:
-    """Its worker is frozen, or gone: there are no reports, and that is all there is to see."""
-    feed = bench.feed(expect=SILENCE)
-    worker = bench.harness.worker()
-    key = bench.harness.run(feed, worker)
-    bench.store.leases.report(worker.id, [progress(key, last_record_ago_s=0.0)])
-    bench.harness.elapse(61)
-    lease = bench.store.feeds.view(feed.name).lease
-    assert (lease.worker_id, lease.connected) == (worker.id, True)
-    assert bench.judge() == Judged(begun=1)
-
-
 def test_the_nearest_that_says_something_counts(bench: Bench) -> None:
     bench.everything, bench.tenants = {"max_silence": "60s"}, {"quiet": {"max_silence": "1h"}}
     bench.feed("a")

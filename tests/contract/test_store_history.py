@@ -79,22 +79,19 @@ def test_what_is_no_trouble_is_told_each_time(harness: Harness, reason: Reason) 
     assert told(harness, feed) == [(ADDED, 1), *[(ASSIGNED, 1), (CLAIMED, 1), (RELEASED, 1)] * 3]
 
 
-def test_an_edit_in_between_begins_anew(harness: Harness) -> None:
+@pytest.mark.parametrize("in_between", ["an edit", "an hour"])
+def test_trouble_after_an_edit_or_more_than_an_hour_is_an_event_of_its_own(
+    harness: Harness, in_between: str
+) -> None:
     worker, feed = harness.worker(), harness.feed()
     fail(harness, feed, worker)
     fail(harness, feed, worker)
-    for target in (TargetState.PAUSED, TargetState.RUNNING):
-        harness.store.feeds.set_target(feed.name, target)
-        harness.absorb_edits()
-    fail(harness, feed, worker)
-    assert [count for kind, count in told(harness, feed) if kind == RELEASED] == [2, 1]
-
-
-def test_trouble_that_comes_back_after_more_than_an_hour_is_an_event_of_its_own(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    fail(harness, feed, worker)
-    fail(harness, feed, worker)
-    harness.elapse(3600)
+    if in_between == "an hour":
+        harness.elapse(3600)
+    else:
+        for target in (TargetState.PAUSED, TargetState.RUNNING):
+            harness.store.feeds.set_target(feed.name, target)
+            harness.absorb_edits()
     fail(harness, feed, worker)
     assert [count for kind, count in told(harness, feed) if kind == RELEASED] == [2, 1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from uuid import uuid4
 
 import pytest
 
@@ -74,19 +73,6 @@ def test_expiry_frees_the_leases_in_the_same_transaction(harness: Harness) -> No
     ]
     assert events_of(harness.store, "r")[0].kind == EventKind.LEASE_FREED
     assert harness.expire_workers(worker) == 0
-
-
-def test_what_a_gone_worker_still_says_has_no_effect(harness: Harness) -> None:
-    worker, feed, key = harness.running()
-    harness.expire_workers(worker)
-    before = harness.lease(feed)
-    assert harness.store.leases.report(worker.id, [progress(key)]).held == []
-    assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)]) == []
-    assert harness.store.leases.raise_epoch(worker.id, key, above=9) is None
-    assert harness.store.leases.held(worker.id) == []
-    for nobody in (worker.id, uuid4()):
-        assert send_heartbeat(harness.store, nobody, Load(), ttl_s=TTL_S) is None
-    assert harness.lease(feed) == before
 
 
 def _keep_alive(harness: Harness, worker: Worker, *, for_s: float, every_s: float, ttl_s: float) -> None:
@@ -179,16 +165,6 @@ def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
     assert [v.feed.name for v in harness.store.feeds.views()] == ["a", "i", "r", "s"]
 
 
-def test_a_removed_feed_is_purged_once_nobody_streams_it(harness: Harness) -> None:
-    worker, feed, key = harness.running()
-    harness.store.feeds.remove(feed.name)
-    harness.reconcile()
-    assert harness.lease(feed).state is LeaseState.STOPPING
-    harness.store.leases.release(worker.id, [Release(*key, Reason.REMOVED)])
-    harness.reconcile()
-    assert harness.store.feeds.views() == []
-
-
 # -- overdue -----------------------------------------------------------------------------------------
 
 
@@ -254,20 +230,6 @@ def test_candidates_are_the_active_with_what_they_hold(harness: Harness) -> None
     b, i = found[busy.id], found[idle.id]
     assert (b.feeds, b.load, b.capacity, b.queue) == (3, 6.0, 5, "node.busy")
     assert (i.feeds, i.load, i.capacity, i.queue) == (0, 0.0, 9, "node.idle")
-
-
-def test_assigning_grows_the_epoch_by_exactly_one(harness: Harness) -> None:
-    worker = harness.worker()
-    feeds = [harness.feed(f"f{i}") for i in range(3)]
-    harness.absorb_edits()
-    with harness.in_a_pass() as p:
-        sent = p.assign([(feed.id, worker.id) for feed in feeds])
-    assert {(a.feed_id, a.epoch, a.worker_id, a.queue) for a in sent} == {
-        (feed.id, 1, worker.id, worker.queue) for feed in feeds
-    }
-    lease = harness.lease(feeds[0])
-    assert (lease.state, lease.worker_id, lease.reason) == (LeaseState.ASSIGNED, worker.id, None)
-    assert lease.due_at is not None, "it is to be claimed in time"
 
 
 @pytest.mark.parametrize("held_as", ["assigned", "running", "stopping"])
@@ -376,17 +338,6 @@ def test_a_measured_feed_weighs_what_it_lands_beside_the_others(harness: Harness
     assert harness.candidate(worker).load == pytest.approx(sum(weights.values()), abs=0.3)
     harness.reconcile(measured_load=0.0, sweep=True)
     assert harness.candidate(worker).load == pytest.approx(6.0), "declared weights count again"
-
-
-def test_a_backoff_that_is_over_makes_a_pass_due(harness: Harness) -> None:
-    worker, feed = harness.worker(ttl_s=999), harness.feed()
-    key = harness.run(feed, worker)
-    harness.store.leases.release(worker.id, [Release(*key, Reason.BACKOFF, retry_in_s=10)])
-    assert not harness.is_due()
-    harness.elapse(11)
-    assert harness.is_due()
-    harness.reconcile()
-    assert not harness.is_due()
 
 
 def test_running_feeds_are_counted_by_tenant_over_all_workers(harness: Harness) -> None:

@@ -153,15 +153,6 @@ def test_leaving_frees_whatever_is_left(harness: Harness) -> None:
     assert [v.worker.name for v in harness.store.workers.views()] == ["b"]
 
 
-def test_views_count_leases_and_show_the_gone_only_when_asked(harness: Harness) -> None:
-    worker, gone = harness.worker("a"), harness.worker("b")
-    harness.run(harness.feed("1"), worker)
-    harness.assign(harness.feed("2"), worker)
-    harness.store.workers.leave(gone.id)
-    assert [(v.worker.name, v.leases) for v in harness.store.workers.views()] == [("a", 2)]
-    assert [v.worker.name for v in harness.store.workers.views(gone=True)] == ["a", "b"]
-
-
 def test_the_gone_among_some_are_the_ended_and_the_unknown(harness: Harness) -> None:
     active, draining, left, expired = (harness.worker(name) for name in "abcd")
     harness.store.workers.drain(draining.id)
