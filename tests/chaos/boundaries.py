@@ -1,8 +1,8 @@
 """Makes a worker end, or freeze, at a commit of its own choosing. Imported in the worker, by ``FEEDQ_IMPORTS``.
 
 ``FEEDQ_TEST_DOOM=<boundary>:<side>:<action>:<count>`` names the moment: the count-th time that a transaction of
-this kind has something to commit, before or after its commit; or on entry to `finish`, or to `complete` within the
-transaction of a job. The worker says so in its log and sends itself SIGKILL (``kill``) or SIGSTOP (``stop``).
+this kind has something to commit, before or after its commit. The worker says so in its log and sends itself
+SIGKILL (``kill``) or SIGSTOP (``stop``).
 
 ``FEEDQ_TEST_LOST=<seed>`` loses some of the notifications by which others tell this worker of runs.
 """
@@ -65,8 +65,6 @@ class Doom:
 def install(doom: Doom) -> None:
     """Have the store's own transactions pass by the doom."""
     _watch_calls()
-    _enter(doom, runs.RunStore, "finish", "finish")
-    _enter(doom, sessions, "complete", "complete")
     transaction, commit = Database.transaction, sessions.JobSessions._commit
 
     @contextmanager
@@ -100,16 +98,6 @@ def _watch_calls() -> None:
 
     for module in (runs, firing):
         vars(module)["call"] = watched
-
-
-def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
-    original = getattr(owner, name)
-
-    def entered(*args: Any, **kwargs: Any) -> Any:
-        doom.strike(boundary, "entry")
-        return original(*args, **kwargs)
-
-    setattr(owner, name, entered)
 
 
 def lose_notifications(rng: Random) -> None:

@@ -28,7 +28,6 @@ from feedq.sinks.base import (
     FenceRequest,
     Judge,
     Sink,
-    Superseded,
     Target,
     Unusable,
     anybody,
@@ -300,59 +299,6 @@ def test_a_restored_backup_is_noticed_by_the_next_write_and_filled_up_from_its_c
     assert feed.fence() == Fenced(1, 1, 1, 1)
     assert [feed.land(n) for n in (2, 3, 4)] == ["landed"] * 3
     assert landed(harness) == rows_of(1, 1, *payloads(1, 2, 3, 4))
-
-
-@with_rows
-def test_a_checkpoint_that_was_deleted_is_not_written_to(harness: RealHarness) -> None:
-    feed = running(harness)
-    feed.land(1)
-    harness.query("DELETE FROM feedq_checkpoint")
-    assert feed.land(2) == "lost"
-    assert feed.fence().cursor is None
-    assert landed(harness) == rows_of(1, 1, *payloads(1))
-
-
-@with_rows
-def test_two_owners_of_one_epoch_exclude_each_other(harness: Harness) -> None:
-    """Sink and control database went back together, and the epoch that was lost is given out again."""
-    first = running(harness, epoch=4)
-    first.land(1)
-    back_up(harness)
-    first.fence(epoch=5)
-    first.land(2)
-    restore(harness)
-    second = running_as(harness, first)
-    assert first.land(3) == "lost"
-    assert second.land(2) == "landed"
-    assert first.land(3) == "lost"
-    assert first.try_to_fence() == Superseded(1, 5, 5)
-    assert second.land(3) == "landed"
-    assert sorted(payload for _, _, payload in landed(harness)) == payloads(1, 2, 3)
-
-
-def running_as(harness: Harness, other: Feed) -> Feed:
-    """The same feed with another owner."""
-    feed = Feed(Installation(harness), other.asked)
-    feed.fence()
-    return feed
-
-
-@with_rows
-@pytest.mark.parametrize("happened", [True, False])
-def test_a_commit_of_unknown_outcome_that_was_taken_back_counts_as_taken_back(
-    harness: Harness, happened: bool
-) -> None:
-    feed = running(harness)
-    feed.land(1)
-    back_up(harness)
-    feed.land(2)
-    lost = [write(1, 1, batch(b"3", cursor=3), continues=feed.left)]
-    sink = harness.lost(lost, happened=happened)
-    restore(harness)
-    written = sink.write(lost)
-    assert (written.landed, written.lost) == ({}, ((1, 1),))
-    assert feed.fence().cursor == 1
-    assert landed(harness) == rows_of(1, 1, *payloads(1))
 
 
 # -- a cursor that a person changes --------------------------------------------------------------------

@@ -137,16 +137,6 @@ def test_a_conflict_is_tried_again_a_few_times(harness: PostgresSinkHarness, cod
     assert harness.landed().total() == 1
 
 
-def test_a_record_refused_at_the_commit_is_found_and_the_rest_lands(harness: PostgresSinkHarness) -> None:
-    harness.query(TROUBLED.format(failures=10**6, code="P0001", when="DEFERRABLE INITIALLY DEFERRED"))
-    sink = harness.sink()
-    sink.fence([request(1, 1), request(2, 1, Target("fine", "json"))], lock_timeout_s=PATIENCE_S)
-    written = sink.write(
-        [write(1, 1, batch(b"1", b"2")), write(2, 1, batch(b"1"), target=Target("fine", "json"))]
-    )
-    assert written == Written({(1, 1): 0, (2, 1): 1}, {(1, 1): 2}, (), {})
-
-
 # -- feeds in trouble beside others ------------------------------------------------------------------
 
 

@@ -180,20 +180,6 @@ def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
         harness.query("DELETE FROM rows WHERE k = 0")
 
 
-def test_new_keys_cost_one_savepoint_and_no_staging_table(harness: PostgresSinkHarness) -> None:
-    harness.query("CREATE TABLE typed (n bigint UNIQUE)")
-    target = typed(key=["n"])
-    sink = fenced(harness, target, url=harness.proxy.url)
-    sink.write([write(1, 1, batch(b'{"n": 1}'), target=target)])
-    harness.proxy.seen.clear()
-    sink.write([write(1, 1, batch(b'{"n": 2}'), target=target)])
-    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["CREATE"]) == (1, 0)
-    harness.proxy.seen.clear()
-    sink.write([write(1, 1, batch(b'{"n": 2}', b'{"n": 3}'), target=target)])
-    assert (harness.proxy.seen["SAVEPOINT"], harness.proxy.seen["CREATE"]) == (2, 1)
-    assert numbers(harness) == [1, 2, 3]
-
-
 def test_rows_without_a_key_land_once_when_a_record_among_them_is_refused(
     harness: PostgresSinkHarness,
 ) -> None:
@@ -372,22 +358,6 @@ def test_records_that_only_the_table_refuses_are_found_behind_those_that_any_wou
     assert written.dead == {(1, 1): len(bad)}
     assert sorted(record for _, _, record, _ in harness.dead()) == sorted([b"bad", *bad])
     assert harness.query("SELECT n FROM typed WHERE n IS NOT NULL ORDER BY n") == [(1,), (2,)]
-
-
-@pytest.mark.parametrize("key", [[], ["n"]])
-def test_a_number_with_a_point_costs_an_attempt_the_first_time(
-    harness: PostgresSinkHarness, key: list[str]
-) -> None:
-    harness.query("CREATE TABLE typed (n bigint UNIQUE)")
-    target = typed(key=key)
-    sink = harness.sink(url=harness.proxy.url)
-    fence(sink, 1, 1, target)
-    for first, copies in ((1, 2), (3, 1)):
-        harness.proxy.seen.clear()
-        group = lines(b'{"n": %d.0}' % first, b'{"n": %d}' % (first + 1), cursor=first)
-        assert sink.write([write(1, 1, group, target=target)], briefly=True).landed == {(1, 1): 2}
-        assert harness.proxy.seen["COPY"] == copies
-    assert numbers(harness) == [1, 2, 3, 4]
 
 
 def typed(**more: object) -> Target:

@@ -375,14 +375,12 @@ def test_a_trigger_that_fails_on_names_for_one_record_costs_that_record_only(
     ("alter", "shown"),
     [
         ("ALTER COLUMN c TYPE text USING c #>> '{}'", [("x",), ("y",)]),
-        ("RENAME COLUMN c TO d", None),
-        ("DROP COLUMN c", None),
         ("ADD COLUMN d int", [('"x"',), ('"y"',)]),
         ("ADD COLUMN d int NOT NULL DEFAULT 1", [('"x"',), ('"y"',)]),
     ],
 )
-def test_a_table_that_changes_under_a_stream_gets_right_values_or_says_what_is_wrong(
-    harness: PostgresSinkHarness, alter: str, shown: list[tuple[str]] | None
+def test_a_table_that_changes_under_a_stream_gets_right_values(
+    harness: PostgresSinkHarness, alter: str, shown: list[tuple[str]]
 ) -> None:
     harness.query("CREATE TABLE kinds (n int, c jsonb)")
     target = Target("kinds", "json", sources_of({"n": "/n", "c": "/c"}))
@@ -390,11 +388,8 @@ def test_a_table_that_changes_under_a_stream_gets_right_values_or_says_what_is_w
     assert sink.write([write(1, 1, batch(b'{"n": 1, "c": "x"}'), target=target)], briefly=True).landed
     harness.query(f"ALTER TABLE kinds {alter}")
     written = sink.write([write(1, 1, batch(b'{"n": 2, "c": "y"}'), target=target)], briefly=True)
-    if shown is None:
-        assert "'c'" in written.unusable[1, 1]
-    else:
-        assert written.landed == {(1, 1): 1}
-        assert harness.query("SELECT c::text FROM kinds ORDER BY n") == shown
+    assert written.landed == {(1, 1): 1}
+    assert harness.query("SELECT c::text FROM kinds ORDER BY n") == shown
 
 
 def test_a_default_table_whose_payload_changes_its_type_never_takes_the_old_form(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -15,7 +15,7 @@ import uvloop
 from feedq.core.model import Reason, Release
 from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.worker.runner import Interrupt, WorkerServices
+from feedq.worker.runner import Interrupt
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.writing_session import Outage
 from tests.fakes.control import current
@@ -65,23 +65,12 @@ def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> N
     on_uvloop(gather)
 
 
-class Leaving(Bench):
-    """A runner that may take so long to let go."""
-
-    drain_timeout_s = 0.0
-
-    def _worker_services(self) -> WorkerServices:
-        return replace(super()._worker_services(), commit_timeout_s=self.drain_timeout_s)
-
-
 @pytest.mark.parametrize("timeout_s", astuple(Bounds.of("drain_timeout_s")))
-def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leaving, "drain_timeout_s", timeout_s)
-
+def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float) -> None:
     async def stop() -> Release | None:
         async with numbered_source() as source:
             with DataPath() as path:
-                leaving = Leaving(path, options(source))
+                leaving = Bench(path, options(source), commit_timeout_s=timeout_s)
                 leaving.start()
                 await leaving.landed_at_least(1)
                 path.tables.locked_tables.add("landed")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from threading import Event
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from feedq.control import leader_threads
-from feedq.control.leader_threads import ExpectationJudge, LandedKeeper
-from feedq.control.store.expectations import ExpectationStore, Judged
+from feedq.control.leader_threads import LandedKeeper
 from feedq.control.store.landed_counts import LandedCounts
 from feedq.errors import Unavailable
-from feedq.settings import Settings
-
-PATIENCE_S = 20.0
 
 
 class Counted:
@@ -60,28 +56,3 @@ def test_a_beat_that_was_not_elected_counts_nothing() -> None:
     assert looked.wait(30)
     thread.stop()
     assert counted.asked == 0
-
-
-class Looks:
-    """In the place of a database that has nothing to say."""
-
-    def __init__(self) -> None:
-        self.seen = Event()
-
-    def judge(self, *_: Any) -> Judged:
-        self.seen.set()
-        return Judged()
-
-
-def test_it_looks_while_its_beat_leads_and_ends_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_threads, "JUDGE_EVERY_S", 0.1)
-    looks = Looks()
-    thread = ExpectationJudge(
-        Settings(ttl_s=0.5, heartbeat_s=0.1),
-        lambda: cast("ExpectationStore", looks),
-        lambda: True,
-    )
-    thread.start()
-    assert looks.seen.wait(PATIENCE_S)
-    thread.stop()
-    assert not thread.is_alive()

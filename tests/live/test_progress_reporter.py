@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import replace
 from math import exp
-from random import Random
 from uuid import uuid4
 
 import pytest
 
-from feedq.core.backoff import BackoffPolicy
-from feedq.core.clock import SystemClock
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, Feed, FeedSpec, Progress
-from feedq.core.permission import Permissions
-from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
 from tests.fakes.clock import ManualClock
 from tests.fakes.sink import IDENTITY
+from tests.live.test_runner import worker_services
 from tests.unit.data_path import AT, DataPath, PathPool, until
 
 
-def make_runner(surroundings: WorkerServices, feed_id: int) -> FeedRunner:
+def make_runner(services: WorkerServices, feed_id: int) -> FeedRunner:
     spec = FeedSpec(
         name=f"feed-{feed_id}", connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"}
     )
-    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT, IDENTITY), 1, 0), surroundings)
+    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT, IDENTITY), 1, 0), services)
 
 
-def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
-    """What all feeds of a worker share, with nothing behind it."""
-
-    async def cannot_raise(*_: object) -> None:
-        return None
-
-    return WorkerServices(
-        clock=SystemClock(),
-        rng=Random(1),
-        backoff=BackoffPolicy(),
-        permissions=Permissions(),
-        environment="test",
-        sinks=PathPool(DataPath()),
-        note_thread=lambda _: nullcontext(),
-        pacing=Pacing({}, SystemClock()),
-        connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
-        trusted=asyncio.Event(),
-        commit_timeout_s=1.0,
-        raise_epoch=cannot_raise,
-        expected=lambda _, own: own,
-        on_progress=reporter.note,
-        on_status=reporter.tell,
-    )
+def services_of(reporter: ProgressReporter) -> WorkerServices:
+    return worker_services(PathPool(DataPath()), on_progress=reporter.note, on_status=reporter.tell)
 
 
 def reporting() -> tuple[ProgressReporter, list[list[Progress]]]:
@@ -65,7 +39,7 @@ def reporting() -> tuple[ProgressReporter, list[list[Progress]]]:
 
 async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
     reporter, sent = reporting()
-    around = surroundings_of(reporter)
+    around = services_of(reporter)
     runners = [make_runner(around, n) for n in (1, 2, 3)]
     for runner in runners:
         runner._connected()
@@ -78,7 +52,7 @@ async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
 async def test_rates_are_smoothed_over_half_a_minute() -> None:
     clock = ManualClock()
     reporter, _ = reporting()
-    progress = make_runner(replace(surroundings_of(reporter), clock=clock), 1).progress
+    progress = make_runner(replace(services_of(reporter), clock=clock), 1).progress
     assert progress.report().rows_per_s == 0, "it connects"
     landed = progress.batch_queue = DataPath().open_batch_queue((1, 1), "feed-1")
 
@@ -99,7 +73,7 @@ async def test_rates_are_smoothed_over_half_a_minute() -> None:
 
 async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
     reporter, sent = reporting()
-    runner = make_runner(surroundings_of(reporter), 1)
+    runner = make_runner(services_of(reporter), 1)
     reporter.note(runner.progress)
     # A moment longer than news would take, to see that nothing is sent.
     await asyncio.sleep(2 * NEWS_GATHERED_S)
@@ -111,7 +85,7 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
 
 async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() -> None:
     reporter, sent = reporting()
-    around = surroundings_of(reporter)
+    around = services_of(reporter)
     runners = [make_runner(around, n) for n in range(2 * PROGRESS_MAX + 1)]
     for _ in range(3):
         for runner in runners:
@@ -124,7 +98,7 @@ async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() ->
 
 async def test_news_are_told_however_many_others_wait() -> None:
     reporter, sent = reporting()
-    around = surroundings_of(reporter)
+    around = services_of(reporter)
     runners = [make_runner(around, n) for n in range(PROGRESS_MAX + 10)]
     for runner in runners:
         reporter.note(runner.progress)

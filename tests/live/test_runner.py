@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +29,7 @@ from feedq.core.model import (
     StartCursor,
     Status,
 )
-from feedq.core.permission import DEFAULT, Permissions
+from feedq.core.permission import DEFAULT
 from feedq.sinks.base import CheckpointChange
 from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import serving
@@ -94,6 +95,32 @@ async def numbered_source(source: NumberedSource | None = None) -> AsyncIterator
         server.close()
 
 
+def worker_services(sinks: PathPool, **given: Any) -> WorkerServices:
+    """What all feeds of a worker share, with nothing behind it but what is given."""
+
+    async def cannot_raise(*_: object) -> None:
+        return None
+
+    alone = WorkerServices(
+        clock=SystemClock(),
+        rng=Random(1),
+        backoff=FAST,
+        permissions=DEFAULT,
+        environment="test",
+        sinks=sinks,
+        note_thread=lambda _: nullcontext(),
+        pacing=Pacing({}, SystemClock()),
+        connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
+        trusted=asyncio.Event(),
+        commit_timeout_s=2.0,
+        raise_epoch=cannot_raise,
+        expected=lambda _, own: own,
+        on_progress=lambda _: None,
+        on_status=lambda _: None,
+    )
+    return replace(alone, **given)
+
+
 class Bench:
     """A runner and what surrounds it."""
 
@@ -108,19 +135,14 @@ class Bench:
         epoch: int = 1,
         table: str = "landed",
         connector: str = "tcp",
-        room_bytes: int = 2**24,
-        connect_limiter: ConnectLimiter | None = None,
         attempts: int = 0,
         is_new_here: bool = False,
         has_failed: bool = False,
         failures: int = 0,
-        permissions: Permissions = DEFAULT,
         backfill: FeedBackfill | None = None,
+        **given: Any,
     ) -> None:
         self.path = path
-        self.permissions = permissions
-        self.connect_limiter = connect_limiter or ConnectLimiter(0, {}, SystemClock(), rng=Random(1))
-        self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sinks = PathPool(path)
         self.trusted = asyncio.Event()
         self.trusted.set()
@@ -141,7 +163,13 @@ class Bench:
             is_new_here=is_new_here,
             has_failed=has_failed,
         )
-        self.runner = FeedRunner(claim, self._worker_services())
+        services = worker_services(
+            self.sinks,
+            trusted=self.trusted,
+            raise_epoch=self._raise_epoch,
+            **given,
+        )
+        self.runner = FeedRunner(claim, services)
         self.task: asyncio.Task[Release | None] | None = None
 
     def start(self) -> asyncio.Task[Release | None]:
@@ -166,25 +194,6 @@ class Bench:
     async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
         self.raised.append(above)
         return (key[0], above + 1) if self.may_raise else None
-
-    def _worker_services(self) -> WorkerServices:
-        return WorkerServices(
-            clock=SystemClock(),
-            rng=Random(1),
-            backoff=FAST,
-            permissions=self.permissions,
-            environment="test",
-            sinks=self.sinks,
-            note_thread=lambda _: nullcontext(),
-            pacing=self.pacing,
-            connect_limiter=self.connect_limiter,
-            trusted=self.trusted,
-            commit_timeout_s=2.0,
-            raise_epoch=self._raise_epoch,
-            expected=lambda _, own: own,
-            on_progress=lambda _: None,
-            on_status=lambda _: None,
-        )
 
     @property
     def landed(self) -> list[int]:

@@ -20,7 +20,7 @@ from feedq.core.model import Feed, FeedKey, FeedSpec
 from feedq.telemetry import traces
 from feedq.telemetry.traces import FeedTrace
 from tests.fakes.sink import IDENTITY
-from tests.live.test_runner import Bench, numbered_source, streaming
+from tests.live.test_runner import Bench, numbered_source
 from tests.unit.data_path import AT, DataPath, until
 
 LEAVES_WITHIN_S = 5.0
@@ -80,16 +80,6 @@ def begun(feed: Feed, key: FeedKey) -> FeedTrace:
     trace_of_it = FeedTrace()
     trace_of_it.begin(feed, key)
     return trace_of_it
-
-
-async def test_a_commit_is_linked_to_its_feeds(spans: Spans) -> None:
-    async with streaming() as bench:
-        await until(lambda: spans.named("feedq.commit"), "a commit")
-        await bench.stop()
-    commit = spans.named("feedq.commit")[0]
-    assert [link.context.trace_id for link in commit.links] == [spans.one("feedq.feed").context.trace_id]
-    assert commit.attributes is not None
-    assert (commit.attributes["feedq.sink"], commit.attributes["feedq.feeds"]) == ("default", 1)
 
 
 async def test_an_attempt_that_fails_says_why(spans: Spans) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -370,23 +369,6 @@ async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_oth
     with pytest.raises(CheckpointLost, match=r"feed 1 \(feed-1\): its checkpoint .* under epoch 1"):
         await back.join()
     assert path.tables.rows == {"feed-1": [b"1"], "feed-2": [b"1", b"2"]}
-
-
-async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_landed(
-    path: DataPath,
-) -> None:
-    batch_queue = path.open_batch_queue((1, 1), "a")
-    await batch_queue.put(batch(b"1", cursor=1))
-    await batch_queue.join()
-    before = replace(path.tables.checkpoints[1], commit_id=uuid4())
-    path.tables.lose_answer = path.tables.away_after = True
-    await batch_queue.put(batch(b"2", cursor=2))
-    await until(lambda: path.tables.away, "its answer is lost, and nobody can be asked")
-    rewind(path, 1, before)
-    path.tables.away = False
-    with pytest.raises(CheckpointLost):
-        await batch_queue.join()
-    assert batch_queue.landed == 1
 
 
 async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
