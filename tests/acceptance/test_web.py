@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID, uuid4
 
-import psycopg2
 import pytest
 
 from feedq.control.store import migrate
@@ -256,12 +255,7 @@ def test_filters_and_pages_of_the_list(flower: Flower) -> None:
     def found(arguments: str) -> list[str]:
         return names(flower, "/feeds", arguments)
 
-    assert found("statuses=paused") == [NASTY[2]]
-    assert found("text=ORDERS") == ["acme/orders"]
-    assert found("worker=w1") == []
     assert found("tenant=acme&reverse=true") == ["acme/orders", NASTY[2]]
-    assert found("match=acme/o*") == ["acme/orders"]
-    assert found("connector=tcp&failing=true") == found("unmet=true") == found("dead_letters=true") == []
     assert f"None of {len(NASTY) + 1} feeds match" in flower.get("/feeds?labels=team=none").text
     for order in ("limit=2", "limit=2&order=epoch"):
         shown, following = [], [order]
@@ -274,15 +268,6 @@ def test_filters_and_pages_of_the_list(flower: Flower) -> None:
     page = html.unescape(flower.get("/feeds?statuses=waiting&limit=2").text)
     (more,) = re.findall(r'href="(\?[^"]*)">8 a page<', page)
     assert found(more[1:]) == found("statuses=waiting")
-
-
-def test_schedules_are_listed_page_by_page_and_filtered_by_how_their_names_begin(flower: Flower) -> None:
-    assert names(flower, "/schedules", "prefix=acme%2F") == [n for n in SCHEDULES if n.startswith("acme/")]
-    assert names(flower, "/schedules", "prefix=nope") == []
-    first = flower.get("/schedules?limit=4&live=1").text
-    (following,) = re.findall(r'href="\?([^"]*)" rel="next"', first)
-    second = names(flower, "/schedules", html.unescape(following))
-    assert (names(flower, "/schedules", "limit=4"), second) == (SCHEDULES[:4], SCHEDULES[4:])
 
 
 def test_a_schedule_shows_its_runs_its_counts_and_its_declaration(flower: Flower) -> None:
@@ -305,22 +290,6 @@ def test_arguments_of_jobs_are_on_the_schedules_own_page_only(flower: Flower) ->
         assert "JOB_TOKEN" not in flower.get(path).text
     for path in (page_of("schedule", ROLLUP), API[5]):
         assert "${JOB_TOKEN}" in flower.get(path).text
-
-
-def test_a_schedule_of_a_later_release_is_listed_with_why_it_cannot_be_read(
-    flower: Flower, store: PostgresStore, control_url: str
-) -> None:
-    store.jobs.schedules.add(schedule_spec("later", every=86_400, task="acme.later"))
-    with closing(psycopg2.connect(control_url)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(
-            """UPDATE feedq.schedule SET declaration = declaration || '{"warp": 9}' WHERE name = 'later'"""
-        )
-    page = html.unescape(flower.get("/schedules?live=1&prefix=later").text)
-    (row,) = flower.get("/api/v1/schedules?prefix=later").json["items"]
-    assert ">(cannot be read)<" in page
-    assert str(row["unreadable"]).startswith("schedule 'later' is stored in a way that this release")
-    assert page.count(str(row["unreadable"])) == 2, "in sight, and as the title of its task"
-    store.jobs.schedules.remove("later")
 
 
 @pytest.mark.parametrize(
@@ -354,10 +323,7 @@ def test_the_api_is_the_same_behind_the_login(start_flower: StartFlower) -> None
     )
     stranger = flower.get("/q/api/v1/feeds")
     assert (stranger.status, stranger.json["error"]) == (401, "Unauthenticated")
-    listed = flower.get("/q/api/v1/feeds?limit=2", login="ada:secret").json
-    assert (len(listed["items"]), bool(listed["next"])) == (2, True)
     shown = flower.get("/q/api/v1/feeds/acme%2Forders", login="ada:secret")
-    assert shown.json["view"]["feed"]["spec"]["name"] == "acme/orders"
     assert shown.headers["Etag"] == f'"{shown.json["etag"]}"'
     assert "/api/v1/feeds" in flower.get("/q/api/v1/openapi.json", login="ada:secret").json["paths"]
     assert flower.get("/q/api/v1/workers", login="ada:secret").status == 200

@@ -102,20 +102,6 @@ def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsH
     assert jobs.store.jobs.runs.held(other.id) == {others.id: others.fence, again.id: again.fence}
 
 
-@pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
-def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantics) -> None:
-    worker, run = started(jobs, **job(semantics), start_deadline=1.0)
-    jobs.elapse(60)
-    jobs.expire_workers(worker)
-    assert expire(jobs) == 1
-    again = claim_one(jobs, jobs.job_worker("b"))
-    assert (again.id, again.attempt) == (run.id, 2)
-    assert again.fence > run.fence
-    ((_, detail),) = jobs.events("run_lost")
-    assert detail["state"] == "waiting"
-    assert jobs.schedules.get("nightly").failures == 0
-
-
 def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> None:
     worker, run = started(jobs, **AGAIN)
     jobs.expire_workers(worker)
@@ -165,7 +151,7 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
     jobs: JobsHarness, semantics: Semantics
 ) -> None:
     """All workers were down for longer than it may take: of how far it came its deadline says nothing."""
-    worker, run = started(jobs, **job(semantics, timeout=30))
+    worker, run = started(jobs, **job(semantics, timeout=30), start_deadline=1.0)
     jobs.elapse(3_600)
     jobs.expire_workers(worker)
     assert expire(jobs) == 1
@@ -173,8 +159,10 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
     if semantics is Semantics.AT_MOST_ONCE:
         assert (row.state, row.attempt) == (S.LOST, 1)
     else:
+        ((_, detail),) = jobs.events("run_lost")
+        assert (detail["state"], jobs.schedules.get("nightly").failures) == ("waiting", 0)
         again = claim_one(jobs, jobs.job_worker("b"))
-        assert (again.id, again.attempt) == (run.id, 2)
+        assert (again.id, again.attempt, again.fence > run.fence) == (run.id, 2, True)
         assert again.remaining_s == pytest.approx(30, abs=5), "it has all of its time again"
 
 

@@ -289,18 +289,6 @@ def test_killed_before_the_commit_nothing_has_happened(
     assert len(fire(jobs)) == 1, "the next look does it"
 
 
-def test_a_tick_that_comes_a_second_time_is_no_second_run(jobs: JobsHarness) -> None:
-    """Its watermark was put back, by hand say: its key is there."""
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
-    jobs.elapse(INTERVAL_S)
-    before = watermark(jobs)
-    assert len(fire(jobs)) == 1
-    jobs.execute("UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s", before, before)
-    assert fire(jobs) == []
-    assert states(jobs) == {S.WAITING: 1}
-    assert watermark(jobs) > before
-
-
 # -- backfills ---------------------------------------------------------------------------------------
 
 
