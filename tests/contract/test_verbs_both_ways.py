@@ -77,7 +77,8 @@ def ways(control_database_url: str, postgres: Postgres, tmp_path: Path) -> Itera
     settings = settings_of(harness.url, sink_url, tmp_path)
     populate(harness, Endpoint.of(harness.store, settings), sink_url)
     token = harness.store.tokens.add("root", AccessRole.ADMIN, tenant=None, lasts_s=600)
-    harness.close()
+    # The next harness would take over sessions that `close` leaves, and `_copy` ends them.
+    harness.end_sessions()
     url, other_sink = _copy(postgres, control_database_url), _copy(postgres, sink_url)
     here, there = settings, settings_of(url, other_sink, tmp_path)
     caller = Caller("token root", AccessRole.ADMIN)
