@@ -74,6 +74,8 @@ def plan(
     changes: list[Change] = []
     for one in declared:
         before, version = there.get(one.name, (None, None))
+        if one is before:
+            continue
         spec = one.completed(before)
         if before is None:
             changes.append(Change(Action.ADD, noun, spec.name, spec))

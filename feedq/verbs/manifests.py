@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from feedq.connectors.base import parse_options
 from feedq.core.expectations import Expectation
@@ -42,6 +44,8 @@ _SHAPES = {
 }
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 E = TypeVar("E", FeedSpec, ScheduleSpec, Queue)
 
@@ -72,17 +76,22 @@ class Manifest:
     """What manifests declare together, each name once, and all that is wrong with them."""
 
     def __init__(
-        self, *, known: Sequence[str] = tuple(ENTRIES), defaults: Mapping[str, Any] = NOTHING
+        self,
+        *,
+        known: Sequence[str] = tuple(ENTRIES),
+        defaults: Mapping[str, Any] = NOTHING,
+        there: Mapping[str, FeedSpec] = NOTHING,
     ) -> None:
         """``known`` are the keys of `ENTRIES` that may be there; ``defaults`` is what each entry says unless it
-        says otherwise, mappings merged."""
+        says otherwise, mappings merged. ``there`` are feeds that exist: an entry with the very words of one is
+        not checked again, but stands for that one."""
         self.feeds: list[Declaration[FeedSpec]] = []
         self.schedules: list[Declaration[ScheduleSpec]] = []
         self.queues: list[Declaration[Queue]] = []
         self.problems: list[ManifestProblem] = []
         self.keys: set[str] = set()
         """Which keys of `ENTRIES` there are, empty lists included."""
-        self._known, self._defaults = known, defaults
+        self._known, self._defaults, self._there = known, defaults, there
         self._declared_at: dict[tuple[str, str], str] = {}
         """Where each entry stands, by key and name."""
 
@@ -127,7 +136,9 @@ class Manifest:
             self.complain(at, f"a {noun} must be a mapping with {_SHAPES[key]}")
             return
         given = _merged(self._defaults, entry)
-        found, name = read(ENTRIES[key], given), given.get("name")
+        name = given.get("name")
+        same = self._there.get(name) if key == "feeds" and isinstance(name, str) else None
+        found = same if same is not None and _says(given, same) else read(ENTRIES[key], given)
         if isinstance(found, list):
             known = name if isinstance(name, str) else None
             who = f"{noun}: " if known is None else f"{noun} {known!r}: "
@@ -156,6 +167,15 @@ def _where(origin: str, document: Document, *place: str | int) -> str | None:
     """Where in a document this is, such as ``feeds.yaml:12``; None in JSON, which comes without lines."""
     line = document.lines.get(place)
     return None if line is None else f"{origin}:{line}"
+
+
+def _says(given: Mapping[str, Any], there: FeedSpec) -> bool:
+    """Whether an entry has the words of a feed that is there; whether that runs it need not say."""
+    known = there.plain()
+    if "target_state" not in given:
+        known.pop("target_state", None)
+    # Equal in Python, 1 and true are written differently.
+    return given == known and encode(given) == encode(known)
 
 
 def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -329,3 +329,31 @@ def test_whatever_is_exported_is_accepted(spec: ScheduleSpec) -> None:
 )
 def test_what_is_broken_is_refused(text: str) -> None:
     assert complaints(text)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_it"),
+    [
+        ("source: {n: 1, url: u}", True),
+        ("source: {url: u, n: 1}", True),
+        ("source: {n: true, url: u}", False),
+        ("source: {n: 1.0, url: u}", False),
+        ("source: {n: 1, url: u}, target_state: paused", True),
+        ("source: {n: 1, url: u}, target_state: running", False),
+        ("source: {n: 1}", False),
+    ],
+)
+def test_an_entry_with_the_very_words_of_a_feed_that_is_there_stands_for_it(said: str, is_it: bool) -> None:
+    there = FeedSpec.valid(
+        {
+            "name": "a",
+            "connector": "tcp",
+            "source": {"n": 1, "url": "u"},
+            "sink": {"table": "t"},
+            "target_state": "paused",
+        }
+    )
+    found = manifests.Manifest(there={"a": there})
+    found.read(f"feeds:\n  - {{name: a, connector: tcp, sink: {{table: t}}, {said}}}\n", origin="f.yaml")
+    assert not found.problems
+    assert (found.feeds[0].spec is there) == is_it

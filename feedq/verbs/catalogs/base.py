@@ -20,13 +20,14 @@ from uuid import UUID
 from pydantic import BeforeValidator, Field
 
 from feedq.core.json_texts import read_json
+from feedq.core.model import FeedSpec
 from feedq.core.passwords import mask_url
 from feedq.core.plugins import load_installed, valid_options
 from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import StrictModel
 from feedq.errors import CatalogUnavailable, NotFound
 from feedq.settings import Settings
-from feedq.verbs.manifests import Manifest
+from feedq.verbs.manifests import NOTHING, Manifest
 
 ENTRY_POINT_GROUP: Final = "feedq.catalogs"
 BYTES_MAX: Final = 64 * 2**20
@@ -78,8 +79,8 @@ class FeedCatalog(StrictModel):
         would have its feed removed. No single wait may be longer than ``timeout_s``.
         """
 
-    def read(self, settings: Settings) -> Manifest:
-        """Everything that the catalog has.
+    def read(self, settings: Settings, there: Mapping[str, FeedSpec] = NOTHING) -> Manifest:
+        """Everything that the catalog has; ``there`` are the feeds that were made from it before.
 
         Raises `CatalogUnavailable` when it cannot be read whole, within its time and bounds.
         """
@@ -88,7 +89,7 @@ class FeedCatalog(StrictModel):
         except self.errors as error:
             said = with_remedy(driver_text(error), setting="its url")
             raise CatalogUnavailable(f"{self.where}: {mask_url(said)}") from None
-        found = Manifest(known=("feeds",), defaults=self.defaults)
+        found = Manifest(known=("feeds",), defaults=self.defaults, there=there)
         for place, content in parts:
             if isinstance(content, ValueError):
                 found.complain(place, str(content))

@@ -73,9 +73,9 @@ def sync_catalog(
     """
     feeds, catalog = at.store.feeds, open_catalog(name, at.settings)
     with nullcontext() if dry_run else at.store.syncing(name):
-        manifest = catalog.read(at.settings)
-        wanted = {one.spec.name for one in manifest.feeds}
         owned = {feed.name: feed for feed in feeds.declared(catalog=name)}
+        manifest = catalog.read(at.settings, {feed.name: feed.spec for feed in owned.values()})
+        wanted = {one.spec.name for one in manifest.feeds}
         others = {one.name: one for one in feeds.declared(names=wanted - owned.keys())}
         taken = others if take_over else {}
         planned = _planned(name, manifest, owned, others, taken)
