@@ -327,8 +327,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/contract/test_store_workers.py",): (
         (
             "a worker that is gone may beat again",
-            "WHERE w.id = session AND w.state <> 'gone'\n    RETURNING",
-            "WHERE w.id = session RETURNING",
+            "WHERE id = session AND state <> 'gone'\n    RETURNING *",
+            "WHERE id = session RETURNING *",
         ),
         ("a heartbeat clears no suspicion", "        suspected_at = NULL, feeds", "        feeds"),
     ),

@@ -126,19 +126,42 @@ CREATE FUNCTION feedq_1.heartbeat(session uuid, load json, ttl_s float8) RETURNS
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
     given record;
-    told json;
+    w feedq.worker;
+    f feedq.fleet;
+    -- Of the sinks that this worker cannot write to: what the others know of them.
+    up_elsewhere json := '[]';
+    untried_elsewhere json := '[]';
+    tapped bigint[] := '{}';
 BEGIN
     SELECT * INTO given FROM json_to_record(load) AS given (
         feeds int, cpu float8, rss bigint, loop_lag_s float8, rows_per_s float8, bytes_per_s float8,
         sinks_up text[], sinks_down text[]);
-    UPDATE feedq.worker w SET
+    UPDATE feedq.worker SET
         heartbeat_at = feedq.clock(), expires_at = feedq.clock() + make_interval(secs => ttl_s),
         suspected_at = NULL, feeds = given.feeds, cpu = given.cpu, rss = given.rss, loop_lag_s = given.loop_lag_s,
         rows_per_s = given.rows_per_s, bytes_per_s = given.bytes_per_s, sinks_up = given.sinks_up,
         sinks_down = given.sinks_down
-    FROM feedq.fleet f
-    WHERE w.id = session AND w.state <> 'gone'
-    RETURNING json_build_object(
+    WHERE id = session AND state <> 'gone'
+    RETURNING * INTO w;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF given.sinks_down <> '{}' THEN
+        SELECT coalesce(json_agg(sink ORDER BY sink) FILTER (WHERE is_up), '[]'),
+            coalesce(json_agg(sink ORDER BY sink) FILTER (WHERE NOT is_up AND is_untried), '[]')
+        INTO up_elsewhere, untried_elsewhere FROM feedq_1.sinks_elsewhere(session, given.sinks_down);
+    END IF;
+    -- The feeds of this worker that somebody listens to. A look-up of the lease for each of the few taps: joined, the
+    -- planner might go through all leases of the worker.
+    IF EXISTS (SELECT FROM feedq.tap) THEN
+        tapped := ARRAY(
+            SELECT DISTINCT t.feed_id FROM feedq.tap t
+            WHERE feedq_1.is_listening(t)
+                AND session = (SELECT l.worker_id FROM feedq.lease l WHERE l.feed_id = t.feed_id));
+    END IF;
+    PERFORM feedq_1.stamp_alive(ttl_s);
+    SELECT * INTO f FROM feedq.fleet;
+    RETURN json_build_object(
         'state', w.state,
         -- In the order that only `lease_summons` has: it is the way in, even if there was no lease yet when this was
         -- planned.
@@ -150,20 +173,9 @@ BEGIN
             ORDER BY l.state LIMIT 1), false),
         'pass_age_s', extract(epoch FROM feedq.clock() - f.pass_at)::float8,
         'active_workers', f.active_workers,
-        -- Of the sinks that this worker cannot write to, which is none nearly always: what the others know of them.
-        'sinks_up_elsewhere', (SELECT coalesce(json_agg(sink ORDER BY sink), '[]')
-            FROM feedq_1.sinks_elsewhere(session, given.sinks_down) WHERE is_up),
-        'sinks_untried_elsewhere', (SELECT coalesce(json_agg(sink ORDER BY sink), '[]')
-            FROM feedq_1.sinks_elsewhere(session, given.sinks_down) WHERE NOT is_up AND is_untried),
-        -- The feeds of this worker that somebody listens to. A look-up of the lease for each of the few taps: joined,
-        -- the planner might go through all leases of the worker.
-        'tapped', ARRAY(
-            SELECT DISTINCT t.feed_id FROM feedq.tap t
-            WHERE feedq_1.is_listening(t)
-                AND session = (SELECT l.worker_id FROM feedq.lease l WHERE l.feed_id = t.feed_id)))
-    INTO told;
-    PERFORM feedq_1.stamp_alive(ttl_s);
-    RETURN told;
+        'sinks_up_elsewhere', up_elsewhere,
+        'sinks_untried_elsewhere', untried_elsewhere,
+        'tapped', tapped);
 END $body$;
 
 -- Whether somebody who listens to a feed was heard of lately: one who was killed ends by himself.
