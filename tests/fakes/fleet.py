@@ -125,21 +125,8 @@ class FakeFleet:
         offset_s: float = 0.0,
         rate: float = 1.0,
     ) -> None:
-        self.workers[name] = FakeWorker(
-            name,
-            control=self.control,
-            store=self.store,
-            broker=self.broker,
-            source=self.source,
-            sink=self.sink,
-            settings=self.settings,
-            clock=SkewedClock(self.clock, offset_s=offset_s, rate=rate),
-            capacity=capacity,
-            labels=labels,
-            say=lambda words: self.say(f"worker {name}", words),
-            reconcile=self._reconcile,
-            ledger=None if self.runs is None else self.runs.ledger,
-        )
+        clock = SkewedClock(self.clock, offset_s=offset_s, rate=rate)
+        self.workers[name] = FakeWorker(name, self, clock=clock, capacity=capacity, labels=labels or {})
         self.say(f"worker {name}", "starts")
 
     def add_feeds(
@@ -302,7 +289,7 @@ class FakeFleet:
         try:
             is_due = self._look() or self.clock.monotonic() >= self._next_pass_at
             if is_due or self.control.wakes:
-                self._reconcile()
+                self.reconcile()
         except Unavailable:
             if not self._was_away:
                 self.say("beat", "finds no database")
@@ -363,7 +350,7 @@ class FakeFleet:
             raise
         return election
 
-    def _reconcile(self) -> None:
+    def reconcile(self) -> None:
         self.control.require()
         self.control.wakes = 0
         self.passes += 1

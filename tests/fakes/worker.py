@@ -11,16 +11,16 @@ which is the worst order there is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import psycopg2
 
 from feedq.control.store.channels import worker_channel
-from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock
@@ -39,13 +39,13 @@ from feedq.core.model import (
 from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
 from feedq.errors import LeaseLost, SinkUnavailable, Unavailable
-from feedq.settings import Settings
-from tests.fakes.control import ControlDatabase, Interrupted, is_open
+from tests.fakes.control import Interrupted, is_open
 from tests.fakes.jobs import SLOTS, FakeJobs, Ledger
-from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import FakeStream, numbers
 
-Say = Callable[[str], None]
+if TYPE_CHECKING:
+    from tests.fakes.fleet import FakeFleet
+
 KILLED = Loss("killed", "kill -9")
 
 
@@ -66,29 +66,20 @@ class FakeWorker:
     def __init__(
         self,
         name: str,
+        fleet: FakeFleet,
         *,
-        control: ControlDatabase,
-        store: PostgresStore,
-        broker: FakeBroker,
-        source: FakeSource,
-        sink: FakeSink,
-        settings: Settings,
         clock: Clock,
         capacity: int,
-        labels: Mapping[str, str] | None,
-        say: Say,
-        reconcile: Callable[[], None],
+        labels: Mapping[str, str],
         takes: tuple[UUID, FeedKey] | None = None,
-        ledger: Ledger | None = None,
     ) -> None:
-        """``takes``: the lease that it takes over, from the worker that has begun it for one feed. ``ledger``: of
-        the runs that it takes, if any."""
-        self.name, self.clock = name, clock
-        self.capacity, self.labels = capacity, labels or {}
-        self._control, self._store, self._settings = control, store, settings
-        self._takes = takes
+        """``takes``: the lease that it takes over, from the worker that has begun it for one feed."""
+        self.name, self.clock, self.capacity, self.labels = name, clock, capacity, labels
+        self._fleet, self._control, self._store = fleet, fleet.control, fleet.store
+        self._broker, self._source, self._sink = fleet.broker, fleet.source, fleet.sink
+        self._settings, self._takes = fleet.settings, takes
         self.core = self.core_type(
-            settings, rng=Random(name), now=clock.monotonic(), is_apart=takes is not None
+            self._settings, rng=Random(name), now=clock.monotonic(), is_apart=takes is not None
         )
         self._children: list[FakeWorker] = []
         """The processes of feeds that run apart: they stand still with this one, and end with it."""
@@ -103,9 +94,6 @@ class FakeWorker:
         """What the core wants of the database, in the order of its requests."""
         self._tries = 0
         """How often the first of them was tried."""
-        self._broker, self._source, self._sink = broker, source, sink
-        self._say = say
-        self._reconcile = reconcile
         self.streams: dict[int, FakeStream] = {}
         self.is_dead = False
         self.is_frozen = False
@@ -127,7 +115,7 @@ class FakeWorker:
         self.interrupted_in: int | None = None
         """After so many more steps it dies, or stands still, if set."""
         self.dies_then = False
-        self.jobs = None if ledger is None else self._with_jobs(ledger)
+        self.jobs = None if fleet.runs is None or takes else self._with_jobs(fleet.runs.ledger)
         self._is_leaving = self._has_drained = False
         self._leave_by = float("inf")
 
@@ -141,6 +129,9 @@ class FakeWorker:
             identity=self._identity,
             say=self._say,
         )
+
+    def _say(self, what: str) -> None:
+        self._fleet.say(f"worker {self.name}", what)
 
     def _identity(self) -> UUID | None:
         is_trusted = self.worker is not None and self.core.is_trusted(self._now)
@@ -269,20 +260,9 @@ class FakeWorker:
     def _start_apart(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
         """Begin processes for them, as `feedq.worker.apart` does."""
         for claim in claims:
+            takes = worker_id, claim.key
             child = type(self)(
-                self.name,
-                control=self._control,
-                store=self._store,
-                broker=self._broker,
-                source=self._source,
-                sink=self._sink,
-                settings=self._settings,
-                clock=self.clock,
-                capacity=0,
-                labels=self.labels,
-                say=self._say,
-                reconcile=lambda: None,
-                takes=(worker_id, claim.key),
+                self.name, self._fleet, clock=self.clock, capacity=0, labels=self.labels, takes=takes
             )
             self._children.append(child)
 
@@ -432,10 +412,10 @@ class FakeWorker:
                 self._is_over = True
             case actions.DropMessage(_, message):
                 self._dropped += message is not None
-            case actions.RunReconcile():
+            case actions.RunReconcile() if self._takes is None:
                 self._say("no pass for too long; runs one here")
                 with suppress(Unavailable):
-                    self._reconcile()
+                    self._fleet.reconcile()
             case actions.StartFeeds(_, claims):
                 self._start(claims)
             case actions.StartApart(worker_id, claims):
