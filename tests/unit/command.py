@@ -39,7 +39,7 @@ from feedq.verbs.registry import At, Told
 from tests.asking import send_heartbeat
 from tests.fakes import ManualClock
 from tests.fakes.control import current
-from tests.fakes.sink import MemorySink
+from tests.fakes.sink import MemorySink, MemoryTables
 
 URL = "tcp://127.0.0.1:7001"
 
@@ -49,6 +49,10 @@ def led(clock: Clock, *, pass_age_s: float | None = 1.0, leads: bool = True) -> 
     now = clock.now()
     leader = Leader("host", 99, now, now + timedelta(seconds=5 if leads else -5), leads=leads)
     return FleetState(now, now, pass_age_s, leader)
+
+
+def memory_sink(tables: MemoryTables | None = None) -> MemorySink:
+    return MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli", tables=tables)
 
 
 class FakeInvocation(Invocation):
@@ -67,10 +71,9 @@ class FakeInvocation(Invocation):
 
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
-        empty = MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli")
         if self._sinks is not None and name not in self._sinks:
             raise InvalidInput(f"sink {name!r} is not set up here")
-        yield empty if self._sinks is None else self._sinks[name]
+        yield memory_sink() if self._sinks is None else self._sinks[name]
 
     def at(self, told: Told | None) -> At:
         there = SimpleNamespace(
@@ -89,15 +92,16 @@ class FakeInvocation(Invocation):
 
 
 class Command:
-    """Runs commands and keeps the fleet that they see."""
+    """Runs commands and keeps the fleet that they see; any sink that they name, or ``sink`` alone, is there."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Sink | None = None) -> None:
         self.store = current().fresh_store()
         self.clock = self.store.clock
         self.fleet: FleetState | None = None
+        self._sinks = None if sink is None else {"default": sink}
 
     def run(self, *arguments: str, given: str | bytes | None = None) -> Result:
-        invocation = FakeInvocation(self.store, clock=self.clock, fleet=self.fleet)
+        invocation = FakeInvocation(self.store, clock=self.clock, fleet=self.fleet, sinks=self._sinks)
         return CliRunner().invoke(main, list(arguments), obj=invocation, input=given)
 
     def ok(self, *arguments: str, given: str | bytes | None = None) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
 
-from feedq.cli import main
 from feedq.core.model import Feed, TargetState
 from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
 from feedq.verbs import manifests
-from tests.fakes.control import current
-from tests.fakes.sink import MemorySink, MemoryTables
-from tests.unit.command import FakeInvocation
+from tests.fakes.sink import MemoryTables
+from tests.unit.command import Command, memory_sink
 from tests.unit.data_path import AT
 
 pytestmark = pytest.mark.usefixtures("control")
@@ -24,41 +20,34 @@ pytestmark = pytest.mark.usefixtures("control")
 TARGET = Target("t", "json")
 
 
-class Site:
+class Site(Command):
     """An installation with a new control database, whose feeds get the numbers from ``first`` on.
 
     That of the one before it is lost.
     """
 
     def __init__(self, tables: MemoryTables, *, first: int = 1) -> None:
-        self.store = current().fresh_store()
+        self.sink = memory_sink(tables)
+        super().__init__(self.sink)
         self.store.control.observe("UPDATE feedq.installation SET id = gen_random_uuid()")
         self.store.control.observe(
             f"SELECT setval(pg_get_serial_sequence('feedq.feed', 'id'), {first}, false)"
         )
-        self.sink = MemorySink(
-            "memory://", environment="default", worker_id=uuid4(), role="cli", tables=tables
-        )
-
-    def run(self, *arguments: str, manifest: list[str] | None = None) -> Result:
-        feeds = [
-            {"name": n, "connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
-            for n in manifest or []
-        ]
-        invocation = FakeInvocation(self.store, sinks={"default": self.sink})
-        given = msgspec.json.encode({"feeds": feeds}) if manifest is not None else None
-        return CliRunner().invoke(main, arguments, input=given, obj=invocation)
 
     def apply(self, *names: str, options: tuple[str, ...] = ()) -> str:
-        ran = self.run("apply", "-f", "-", *options, manifest=list(names))
+        feeds = [
+            {"name": n, "connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
+            for n in names
+        ]
+        ran = self.run("apply", "-f", "-", *options, given=msgspec.json.encode({"feeds": feeds}))
         assert ran.exit_code == 0, ran.output
         return ran.output
 
-    def feed(self, name: str) -> Feed:
+    def declared(self, name: str) -> Feed:
         return self.store.feeds.get(name)
 
     def fence(self, name: str, *, epoch: int = 1) -> Any:
-        return self.fence_as(self.feed(name), epoch=epoch)
+        return self.fence_as(self.declared(name), epoch=epoch)
 
     def fence_as(self, feed: Feed, *, epoch: int) -> Any:
         request = FenceRequest(feed.id, feed.name, epoch, TARGET, feed.identity)
@@ -69,7 +58,7 @@ class Site:
         fenced = self.fence(name)
         assert isinstance(fenced, Fenced), fenced
         batch = Records(records=(b"%d" % cursor,)).batch(cursor=cursor, received_at=AT)
-        feed = self.feed(name)
+        feed = self.declared(name)
         self.sink.write([FeedWrite(feed.id, name, 1, TARGET, (batch,), fenced.commit_id)])
 
 
@@ -103,7 +92,7 @@ def test_feeds_declared_anew_get_no_cursor_by_a_number_that_was_given_out_before
 def test_applying_with_adopt_goes_on_from_the_checkpoints_of_a_lost_installation(
     tables: MemoryTables, lost: Site
 ) -> None:
-    before = lost.feed("acme/big")
+    before = lost.declared("acme/big")
     site = Site(tables, first=1_001)
     said = site.apply("acme/other", "acme/big", "acme/new", options=("--adopt",))
     assert said.count(": adopted") == 2
@@ -125,7 +114,7 @@ def test_a_feed_that_was_removed_and_declared_again_begins_anew_unless_it_adopts
     ran = lost.run("feed", "adopt", "acme/big", "--yes")
     assert (ran.exit_code, ran.output) == (0, "acme/big adopted\n")
     assert lost.fence("acme/big").cursor == 318
-    assert lost.feed("acme/big").generation == 2
+    assert lost.declared("acme/big").generation == 2
 
 
 def test_a_feed_that_has_landed_records_of_its_own_adopts_by_force_only(lost: Site) -> None:
@@ -155,16 +144,12 @@ def test_there_may_be_nothing_to_adopt_or_too_much(tables: MemoryTables, lost: S
 
 def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
     lost.apply("acme/idle")
-    exported = lost.run("export", "--with-cursors")
-    assert exported.exit_code == 0
+    exported = lost.ok("export", "--with-cursors")
     elsewhere = Site(MemoryTables(), first=1_001)
-    invocation = FakeInvocation(elsewhere.store, sinks={"default": elsewhere.sink})
-    ran = CliRunner().invoke(main, ["apply", "-f", "-"], input=exported.output, obj=invocation)
-    assert ran.exit_code == 0, ran.output
+    elsewhere.ok("apply", "-f", "-", given=exported)
     found = [elsewhere.fence(name) for name in ("acme/big", "acme/other", "acme/idle")]
     assert [(one.cursor, one.records) for one in found] == [(318, 1), (7, 1), (None, 0)]
-    again = CliRunner().invoke(main, ["apply", "-f", "-"], input=exported.output, obj=invocation)
-    assert "= 3 unchanged" in again.output
+    assert "= 3 unchanged" in elsewhere.ok("apply", "-f", "-", given=exported)
 
 
 @pytest.mark.parametrize("resume", ["7", "{records: 1}", "{cursor: 1, records: -1}", "{cursor: 1, more: 2}"])
@@ -182,8 +167,6 @@ def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(tables: MemoryT
 def test_a_feed_is_not_declared_with_a_cursor_that_its_sink_cannot_be_given(tables: MemoryTables) -> None:
     site = Site(tables)
     feed = "name: a, connector: tcp, source: {url: 'tcp://127.0.0.1:1'}, sink: {name: nowhere, table: t}"
-    invocation = FakeInvocation(site.store, sinks={"default": site.sink})
-    manifest = f"feeds: [{{{feed}, resume: {{cursor: 7}}}}]"
-    ran = CliRunner().invoke(main, ["apply", "-f", "-"], input=manifest, obj=invocation)
+    ran = site.run("apply", "-f", "-", given=f"feeds: [{{{feed}, resume: {{cursor: 7}}}}]")
     assert (ran.exit_code, "0 of 1 changes were made" in ran.output) == (2, True)
     assert site.store.feeds.views() == []

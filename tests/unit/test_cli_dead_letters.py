@@ -6,21 +6,16 @@ from collections.abc import Collection
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import pytest
-from click.testing import CliRunner, Result
 
-from feedq.cli import main
-from feedq.core.model import FeedSpec
 from feedq.errors import SinkUnavailable
 from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, anybody
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.landing import AT_ONCE
 from tests.asking import events_of
-from tests.fakes.control import current
 from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
-from tests.unit.command import FakeInvocation
+from tests.unit.command import Command
 from tests.unit.data_path import AT
 
 pytestmark = pytest.mark.usefixtures("control")
@@ -58,25 +53,18 @@ class WatchedSink(MemorySink):
         self.write([FeedWrite(feed_id, feed, 1, Target("t", "json"), (batch,))])
 
 
-class Bench:
+class Bench(Command):
     """The command, on a sink with dead letters."""
 
     def __init__(self) -> None:
-        self.tables = MemoryTables()
-        self.tables.poison = b"poison"
+        self.tables = MemoryTables(poison=b"poison")
         self.sink = WatchedSink(self.tables)
-        self.store = current().fresh_store()
+        super().__init__(self.sink)
         for name in (NAME, "acme/other"):
-            self.store.feeds.add(
-                FeedSpec(name=name, connector="tcp", source={"url": "tcp://127.0.0.1:1"}, sink={"table": "t"})
-            )
+            self.feed(name)
 
-    def run(self, verb: str, *arguments: str) -> Result:
-        invocation = FakeInvocation(self.store, sinks={"default": self.sink})
-        return CliRunner().invoke(main, ["feed", "dead-letters", verb, NAME, *arguments], obj=invocation)
-
-    def json(self, verb: str, *arguments: str) -> Any:
-        return msgspec.json.decode(self.run(verb, *arguments, "--json").stdout)
+    def letters(self, verb: str, *arguments: str) -> Any:
+        return self.json("feed", "dead-letters", verb, NAME, *arguments)
 
     def told(self, kind: EventKind) -> list[Any]:
         told = (event.detail for event in events_of(self.store, NAME) if event.kind == kind)
@@ -96,7 +84,7 @@ def test_a_replay_of_all_ends_although_the_feed_goes_on_being_refused(bench: Ben
     bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 25)
     bench.tables.poison = b"again"
     bench.sink.refuse_more = True
-    assert bench.json("replay", "--all") == {
+    assert bench.letters("replay", "--all") == {
         "name": NAME,
         "landed": 25,
         "refused": {},
@@ -116,7 +104,7 @@ def test_a_drop_of_all_leaves_what_was_refused_since(bench: Bench) -> None:
         return found
 
     bench.sink.dead_letters = dead_letters  # type: ignore[method-assign] # refused whenever somebody looks
-    assert bench.json("drop", "--all", "--yes") == {"name": NAME, "dropped": 25, "dry_run": False}
+    assert bench.letters("drop", "--all", "--yes") == {"name": NAME, "dropped": 25, "dry_run": False}
     assert min(bench.left) > 25
 
 
@@ -125,7 +113,7 @@ def test_all_are_replayed_oldest_first_and_some_at_a_time(bench: Bench, named: b
     bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 45)
     bench.tables.poison = None
     chosen = [str(letter_id) for letter_id in bench.left] if named else ["--all"]
-    assert bench.json("replay", *chosen)["landed"] == 45
+    assert bench.letters("replay", *chosen)["landed"] == 45
     assert [id_ for part in bench.sink.parts for id_ in part] == list(range(1, 46))
     assert max(map(len, bench.sink.parts)) == AT_ONCE
 
@@ -134,11 +122,10 @@ def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench
     bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 3)
     bench.sink.write_dead_letters("acme/other", 2, b"poison")
     bench.tables.poison = None
-    ran = bench.run("replay", "2", "4", "1", "77")
-    assert ran.exit_code == 2
-    assert ran.stderr == f"Error: {NAME} has no dead letter 4, 77\n"
+    refused = bench.refused("feed", "dead-letters", "replay", NAME, "2", "4", "1", "77")
+    assert refused == f"Error: {NAME} has no dead letter 4, 77\n"
     assert bench.sink.parts == []
-    assert bench.json("replay", "2", "1", "2") == {
+    assert bench.letters("replay", "2", "1", "2") == {
         "name": NAME,
         "landed": 2,
         "refused": {},
@@ -152,8 +139,7 @@ def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Ben
     bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 300)
     bench.tables.poison = None
     bench.sink.away_at = 3
-    ran = bench.run("replay", "--all")
-    assert ran.exit_code == 1
-    assert ran.stderr == "Error: sink (in memory): away; 40 had landed before\n"
+    refused = bench.refused("feed", "dead-letters", "replay", NAME, "--all", status=1)
+    assert refused == "Error: sink (in memory): away; 40 had landed before\n"
     assert len(bench.left) == 260
     assert bench.told(EventKind.DEAD_LETTERS_REPLAYED) == [{"landed": 40, "refused": 0}]

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
-import msgspec
 import pytest
-from click.testing import CliRunner, Result
 
-from feedq.cli import main
 from feedq.connectors.base import parse_options
-from feedq.core.model import JSON, FeedSpec
+from feedq.core.model import JSON
 from feedq.errors import InvalidInput
 from feedq.sinks.checkpoints import check_cursor
-from tests.fakes.control import current
-from tests.fakes.sink import MemorySink, MemoryTables
-from tests.unit.command import FakeInvocation
+from tests.unit.command import Command, memory_sink
 
 pytestmark = pytest.mark.usefixtures("control")
 
@@ -95,45 +89,29 @@ def test_what_is_no_cursor_of_a_connector_is_refused(
         check_cursor(options, bad)
 
 
-class Bench:
-    """The command, on a feed that has landed something."""
-
-    def __init__(self) -> None:
-        self.tables = MemoryTables()
-        self.store = current().fresh_store()
-        self.feed = self.store.feeds.add(
-            FeedSpec(name=NAME, connector="tcp", source=TCP, sink={"table": "t"})
-        )
-        self.sink = MemorySink(
-            "memory://", environment="default", worker_id=uuid4(), role="cli", tables=self.tables
-        )
-
-    def run(self, verb: str, *arguments: str) -> Result:
-        invocation = FakeInvocation(self.store, sinks={"default": self.sink})
-        return CliRunner().invoke(main, ["feed", "cursor", verb, NAME, *arguments], obj=invocation)
-
-    def json(self, verb: str, *arguments: str) -> Any:
-        ran = self.run(verb, *arguments, "--json")
-        assert ran.exit_code == 0, ran.output
-        return msgspec.json.decode(ran.stdout)
-
-
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def command() -> Command:
+    """The command, on a feed that has landed nothing yet."""
+    made = Command(memory_sink())
+    made.feed(NAME, source=TCP)
+    return made
 
 
-def test_a_sink_without_a_key_is_told_what_comes_twice(bench: Bench) -> None:
-    bench.json("set", "5000", "--yes")
-    assert "will be duplicated" in bench.run("rewind", "--records", "5", "--dry-run").output
-    bench.store.feeds.edit(bench.feed.spec.model_copy(update={"sink": {"table": "t", **KEYED}}))
-    ran = bench.run("rewind", "--records", "5", "--yes")
+def of_cursor(verb: str, *arguments: str) -> tuple[str, ...]:
+    return ("feed", "cursor", verb, NAME, *arguments)
+
+
+def test_a_sink_without_a_key_is_told_what_comes_twice(command: Command) -> None:
+    command.ok(*of_cursor("set", "5000", "--yes"))
+    assert "will be duplicated" in command.run(*of_cursor("rewind", "--records", "5", "--dry-run")).output
+    command.store.feeds.edit(command.spec(NAME).model_copy(update={"sink": {"table": "t", **KEYED}}))
+    ran = command.run(*of_cursor("rewind", "--records", "5", "--yes"))
     assert (ran.exit_code, "twice" in ran.output) == (0, False)
 
 
-def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
-    assert bench.json("set", "2026-11-24T08:00Z", "--yes")["change"]["after"] == "2026-11-24T08:00Z"
-    assert bench.json("set", '"7"', "--yes")["change"]["after"] == "7"
+def test_a_text_that_is_no_json_is_a_cursor_too(command: Command) -> None:
+    for given, after in (("2026-11-24T08:00Z", "2026-11-24T08:00Z"), ('"7"', "7")):
+        assert command.json(*of_cursor("set", given, "--yes"))["change"]["after"] == after
 
 
 @pytest.mark.parametrize(
@@ -146,8 +124,6 @@ def test_a_text_that_is_no_json_is_a_cursor_too(bench: Bench) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_with_words(
-    bench: Bench, arguments: tuple[str, ...], said: str
+    command: Command, arguments: tuple[str, ...], said: str
 ) -> None:
-    ran = bench.run(*arguments)
-    assert ran.exit_code == 2
-    assert said in " ".join(ran.stderr.split())
+    assert said in " ".join(command.refused(*of_cursor(*arguments)).split())
