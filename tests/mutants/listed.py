@@ -162,10 +162,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "WHERE false ORDER",
         ),
     ),
-    (
-        "tests/unit/test_control.py",
-        "tests/unit/test_control_fast_path.py",
-    ): (
+    ("tests/unit/test_control.py",): (
         (
             "a later pass that fails keeps the messages of an earlier one",
             "if report.assignments:\n            dispatch(report.assignments)",

@@ -129,101 +129,101 @@ class Bench:
         await self.loop.advance(seconds)
 
 
-def on_manual_loop(test: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, ManualLoop)
-        bench = Bench(loop, **options)
-        try:
-            await test(bench)
-        finally:
-            bench.end()
+def on_manual_loop(
+    *, buffer_bytes: int = 100
+) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], Callable[[], None]]:
+    """A test of a connection whose source may be silent for a minute."""
 
-    with asyncio.Runner(loop_factory=ManualLoop) as runner:
-        runner.run(main())
+    def decorate(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, ManualLoop)
+            bench = Bench(loop, idle_timeout_s=60.0, buffer_bytes=buffer_bytes)
+            try:
+                await test(bench)
+            finally:
+                bench.end()
 
+        def run() -> None:
+            with asyncio.Runner(loop_factory=ManualLoop) as runner:
+                runner.run(main())
 
-def test_each_byte_postpones_the_idle_timeout() -> None:
-    async def check(bench: Bench) -> None:
-        for _ in range(10):
-            await bench.advance(59.0)
-            bench.arrive(b"\n")
-            assert await bench.connection.receive() == b"\n"
-        await bench.advance(59.9)
-        assert not bench.wire.is_aborted
-        await bench.advance(0.1)
-        assert bench.wire.is_aborted
+        return run
 
-    on_manual_loop(check, idle_timeout_s=60.0)
+    return decorate
 
 
-def test_connections_that_have_ended_are_forgotten_long_before_they_would_be_silent() -> None:
-    async def check(bench: Bench) -> None:
-        ended = []
-        for _ in range(10):
-            other = Bench(bench.loop, idle_timeout_s=DAY_S)
-            ended.append(ref(other.connection))
-            other.end()
-        del other
-        gc.collect()
-        assert sum(connection() is not None for connection in ended) <= 1
-        await bench.advance(60.0)
-        assert bench.wire.is_aborted, "the others took its timer along"
-
-    on_manual_loop(check, idle_timeout_s=60.0)
+@on_manual_loop()
+async def test_each_byte_postpones_the_idle_timeout(bench: Bench) -> None:
+    for _ in range(10):
+        await bench.advance(59.0)
+        bench.arrive(b"\n")
+        assert await bench.connection.receive() == b"\n"
+    await bench.advance(59.9)
+    assert not bench.wire.is_aborted
+    await bench.advance(0.1)
+    assert bench.wire.is_aborted
 
 
-def test_what_came_before_the_silence_is_delivered_first() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"a")
-        await bench.advance(60.0)
-        assert await bench.connection.receive() == b"a"
-        with pytest.raises(SourceSilent):
+@on_manual_loop()
+async def test_connections_that_have_ended_are_forgotten_long_before_they_would_be_silent(
+    bench: Bench,
+) -> None:
+    ended = []
+    for _ in range(10):
+        other = Bench(bench.loop, idle_timeout_s=DAY_S)
+        ended.append(ref(other.connection))
+        other.end()
+    del other
+    gc.collect()
+    assert sum(connection() is not None for connection in ended) <= 1
+    await bench.advance(60.0)
+    assert bench.wire.is_aborted, "the others took its timer along"
+
+
+@on_manual_loop()
+async def test_what_came_before_the_silence_is_delivered_first(bench: Bench) -> None:
+    bench.arrive(b"a")
+    await bench.advance(60.0)
+    assert await bench.connection.receive() == b"a"
+    with pytest.raises(SourceSilent):
+        await bench.connection.receive()
+
+
+@on_manual_loop()
+async def test_a_source_that_we_hold_back_is_not_silent(bench: Bench) -> None:
+    bench.arrive(b"x" * 100)
+    assert bench.wire.is_reading_paused
+    await bench.advance(DAY_S)
+    assert not bench.wire.is_aborted
+    await bench.advance(30.0)
+    assert len(await bench.connection.receive()) == 100
+    assert not bench.wire.is_reading_paused
+    # Silence counts from when we listened again.
+    await bench.advance(59.9)
+    assert not bench.wire.is_aborted
+    await bench.advance(0.1)
+    assert bench.wire.is_aborted
+
+
+@on_manual_loop()
+async def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint(bench: Bench) -> None:
+    bench.arrive(b"ab")
+    bench.connection.connection_lost(ConnectionResetError())
+    assert await bench.connection.receive() == b"ab"
+    for _ in range(2):
+        with pytest.raises(
+            SourceUnavailable, match=r"^tcp://feeds\.example:7001: connection reset by the peer$"
+        ):
             await bench.connection.receive()
 
-    on_manual_loop(check, idle_timeout_s=60.0)
 
-
-def test_a_source_that_we_hold_back_is_not_silent() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"x" * 100)
-        assert bench.wire.is_reading_paused
-        await bench.advance(DAY_S)
-        assert not bench.wire.is_aborted
-        await bench.advance(30.0)
-        assert len(await bench.connection.receive()) == 100
-        assert not bench.wire.is_reading_paused
-        # Silence counts from when we listened again.
-        await bench.advance(59.9)
-        assert not bench.wire.is_aborted
-        await bench.advance(0.1)
-        assert bench.wire.is_aborted
-
-    on_manual_loop(check, idle_timeout_s=60.0)
-
-
-def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"ab")
-        bench.connection.connection_lost(ConnectionResetError())
-        assert await bench.connection.receive() == b"ab"
-        for _ in range(2):
-            with pytest.raises(
-                SourceUnavailable, match=r"^tcp://feeds\.example:7001: connection reset by the peer$"
-            ):
-                await bench.connection.receive()
-
-    on_manual_loop(check, idle_timeout_s=60.0)
-
-
-def test_a_connection_that_is_made_after_it_was_given_up_is_cut() -> None:
-    async def check(bench: Bench) -> None:
-        bench.connection.close()
-        late = Wire()
-        bench.connection.connection_made(late)
-        assert late.is_aborted
-
-    on_manual_loop(check, idle_timeout_s=60.0)
+@on_manual_loop()
+async def test_a_connection_that_is_made_after_it_was_given_up_is_cut(bench: Bench) -> None:
+    bench.connection.close()
+    late = Wire()
+    bench.connection.connection_made(late)
+    assert late.is_aborted
 
 
 @pytest.mark.parametrize(
@@ -248,52 +248,48 @@ def test_every_error_of_the_network_is_told_in_words(error: OSError, words: str)
     assert str(explain(error, ENDPOINT)) == f"tcp://feeds.example:7001: {reason(error)}"
 
 
-def test_what_waits_to_be_taken_burdens_the_worker() -> None:
-    async def check(bench: Bench) -> None:
-        bench.arrive(b"x" * 60)
-        assert bench.room.left == 1_000_000 - 60
-        data = await bench.connection.receive()
-        assert bench.room.left == 1_000_000
-        bench.connection.put_back(data[:10])
-        assert bench.room.left == 1_000_000 - 10
-
-    on_manual_loop(check, idle_timeout_s=60.0)
+@on_manual_loop()
+async def test_what_waits_to_be_taken_burdens_the_worker(bench: Bench) -> None:
+    bench.arrive(b"x" * 60)
+    assert bench.room.left == 1_000_000 - 60
+    data = await bench.connection.receive()
+    assert bench.room.left == 1_000_000
+    bench.connection.put_back(data[:10])
+    assert bench.room.left == 1_000_000 - 10
 
 
-def test_much_that_arrived_at_once_comes_in_pieces_with_a_turn_for_others_between_them() -> None:
-    async def check(bench: Bench) -> None:
-        sent = bytes(range(256)) * (5 * PIECE_BYTES // 512)
-        bench.arrive(sent)
-        assert bench.wire.is_reading_paused
-        turns: list[int] = []
-        asyncio.get_running_loop().call_soon(turns.append, 1)
-        first = bytes(await bench.connection.receive())
-        assert not turns, "it was there"
-        assert bench.room.left == 1_000_000 - len(sent) + PIECE_BYTES
-        second = bytes(await bench.connection.receive())
-        assert turns, "nobody else had a turn"
-        assert bench.wire.is_reading_paused, "there is more to be taken"
-        third = bytes(await bench.connection.receive())
-        assert [len(first), len(second), len(third)] == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
-        assert first + second + third == sent
-        assert not bench.wire.is_reading_paused
+@on_manual_loop()
+async def test_much_that_arrived_at_once_comes_in_pieces_with_a_turn_for_others_between_them(
+    bench: Bench,
+) -> None:
+    sent = bytes(range(256)) * (5 * PIECE_BYTES // 512)
+    bench.arrive(sent)
+    assert bench.wire.is_reading_paused
+    turns: list[int] = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    first = bytes(await bench.connection.receive())
+    assert not turns, "it was there"
+    assert bench.room.left == 1_000_000 - len(sent) + PIECE_BYTES
+    second = bytes(await bench.connection.receive())
+    assert turns, "nobody else had a turn"
+    assert bench.wire.is_reading_paused, "there is more to be taken"
+    third = bytes(await bench.connection.receive())
+    assert [len(first), len(second), len(third)] == [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES // 2]
+    assert first + second + third == sent
+    assert not bench.wire.is_reading_paused
 
-    on_manual_loop(check, idle_timeout_s=60.0)
 
-
-def test_a_worker_without_room_reads_little_and_not_before_it_was_taken() -> None:
-    async def check(bench: Bench) -> None:
-        bench.room.left = READ_BYTES_MIN + 100
-        assert len(bench.connection.get_buffer(-1)) == READ_BYTES_MIN + 100
-        bench.room.left = -5
-        assert len(bench.connection.get_buffer(-1)) == READ_BYTES_MIN
-        bench.arrive(b"x" * 10)
-        assert bench.connection.is_paused
-        assert bytes(await bench.connection.receive()) == b"x" * 10
-        assert not bench.connection.is_paused, "with nothing on its way it would starve"
-        bench.room.left = 1_000_000
-
-    on_manual_loop(check, idle_timeout_s=60.0, buffer_bytes=10_000)
+@on_manual_loop(buffer_bytes=10_000)
+async def test_a_worker_without_room_reads_little_and_not_before_it_was_taken(bench: Bench) -> None:
+    bench.room.left = READ_BYTES_MIN + 100
+    assert len(bench.connection.get_buffer(-1)) == READ_BYTES_MIN + 100
+    bench.room.left = -5
+    assert len(bench.connection.get_buffer(-1)) == READ_BYTES_MIN
+    bench.arrive(b"x" * 10)
+    assert bench.connection.is_paused
+    assert bytes(await bench.connection.receive()) == b"x" * 10
+    assert not bench.connection.is_paused, "with nothing on its way it would starve"
+    bench.room.left = 1_000_000
 
 
 def pulse(*, ping: float = 20, answer: float = 10, idle: float = 60) -> Pulse:

@@ -171,12 +171,6 @@ def test_retry_is_a_whole_number_of_milliseconds_and_a_day_at_most(
     assert framer.retry_s == retry_s
 
 
-def test_data_over_the_limit_ends_the_stream_after_what_came_before() -> None:
-    for data in (b"data: " + b"x" * (MAX + 1) + b"\n", b"data: " + b"x" * MAX + b"\ndata:\n"):
-        stream = b"data: 1\n\n" + data + b"\ndata: 2\n\n"
-        assert records_of(EventFramer(max_record_bytes=MAX), [stream]) == ([b"1"], True)
-
-
 def test_a_line_that_never_ends_is_not_kept_for_ever() -> None:
     framer = EventFramer(max_record_bytes=MAX)
     pushed = 0

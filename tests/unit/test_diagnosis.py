@@ -360,19 +360,8 @@ WELL = JobState(
     workers=2,
     slots=8,
 )
-
-
-NO_JOBS = JobState(
-    active=0,
-    paused=0,
-    tripped=(),
-    overdue_s=None,
-    running=0,
-    waiting=0,
-    due=0,
-    oldest_due_s=None,
-    workers=0,
-    slots=0,
+NO_JOBS = replace(
+    WELL, active=0, paused=0, running=0, waiting=0, due=0, oldest_due_s=None, workers=0, slots=0
 )
 
 

@@ -88,6 +88,8 @@ def test_a_column_is_a_pointer_a_rule_a_constant_or_something_known() -> None:
         ({"columns": {"a": "/a"}, "types": {"a": "text"}}, "set create: true"),
         ({"columns": {"a": "/a"}, "create": True, "types": {"b": "text"}}, "types: 'b' is not among columns"),
         ({"columns": {"a": "/a"}, "create": True, "types": {"a": "int"}}, "sink.types.a: "),
+        ({"drift": "event"}, "drift needs columns, or flatten"),
+        ({"columns": {"a": "/a"}, "drift": "refuse"}, "drift"),
     ],
 )
 def test_a_sink_that_is_declared_wrong_says_what(options: dict[str, Any], words: str) -> None:
@@ -401,15 +403,3 @@ def test_records_without_a_new_field_cost_one_call() -> None:
     assert decoder is not None
     decoder.decode_lines(b'{"a": 1}\n{"b": {"c": 2}}\n{}\n')
     assert _decoder(frozenset(('q"',))) is None
-
-
-@pytest.mark.parametrize(
-    ("sink", "said"),
-    [
-        ({"table": "t", "drift": "event"}, "drift needs columns, or flatten"),
-        ({"table": "t", "columns": {"a": "/a"}, "drift": "refuse"}, "drift"),
-    ],
-)
-def test_a_drift_that_could_not_be_heeded_is_refused(sink: dict[str, object], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        parse_sink(sink)

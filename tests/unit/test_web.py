@@ -397,13 +397,16 @@ def test_flower_without_a_login_listens_on_this_machine_only(address: str) -> No
     assert why_unsafe(options(address=address, auth="ada@example.com")) is None
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_flower_on_the_loopback_address_needs_no_login(address: str) -> None:
-    assert why_unsafe(options(address=address)) is None
-
-
-def test_flower_on_a_unix_socket_needs_no_login() -> None:
-    assert why_unsafe(options(unix_socket="/run/flower.sock")) is None
+@pytest.mark.parametrize(
+    "where",
+    [
+        *({"address": address} for address in ("127.0.0.1", "127.8.8.8", "::1", "localhost")),
+        {"unix_socket": "/run/flower.sock"},
+    ],
+    ids=str,
+)
+def test_flower_that_only_this_machine_reaches_needs_no_login(where: dict[str, str]) -> None:
+    assert why_unsafe(options(**where)) is None
 
 
 FLOWER_TEMPLATES = Path(flower.__file__).with_name("templates")
