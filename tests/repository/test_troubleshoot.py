@@ -44,6 +44,8 @@ QUESTIONS = [
     ("removed declared again start", "Adopt"),
     ("certificate", "`source.ca_file`"),
     ("skipped_overlap", "`overlap`"),
+    ("pgbouncer session locks", "session mode"),
+    ("redis eviction", "`noeviction`"),
 ]
 """Words of a symptom, taken from faults that users met, and a word of what helps."""
 
