@@ -33,7 +33,7 @@ with lazily():
     from feedq.cli import tables
     from feedq.control.store import history
     from feedq.core import model
-    from feedq.verbs import details, fleet, wording, workers
+    from feedq.verbs import details, fleet, wording
     from feedq.verbs.diagnosis import checks, fleet_checks
 
 LEVEL_WIDTH = 13
@@ -249,7 +249,7 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
     Example:
       feedq worker list --json
     """
-    views = invocation.do(workers.list_workers, gone=gone).items
+    views = invocation.do(fleet.list_workers, gone=gone).items
     answer_list(invocation, views, tables.worker_columns(invocation.clock.now()), empty=tables.NO_WORKERS)
     held = [view.leases for view in views if fleet_checks.serves(view)]
     if len(held) > 1 and not invocation.json:
@@ -266,7 +266,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker show celery@host
     """
-    found, now = invocation.do(workers.show_worker, name=name), invocation.clock.now()
+    found, now = invocation.do(fleet.show_worker, name=name), invocation.clock.now()
 
     held = table_lines(found.held, tables.feed_columns(now))
     answer(invocation, found, fact_lines(details.worker_lines(found.view, now=now)), held)
@@ -282,7 +282,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-    view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.CORDON)
+    view = invocation.do(fleet.act_on_worker, name=name, action=fleet.WorkerAction.CORDON)
     answer(invocation, view, f"{view.worker.name} cordoned")
 
 
@@ -296,7 +296,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-    view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.UNCORDON)
+    view = invocation.do(fleet.act_on_worker, name=name, action=fleet.WorkerAction.UNCORDON)
     answer(invocation, view, f"{view.worker.name} serving")
 
 
@@ -314,13 +314,13 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-    view = invocation.do(workers.act_on_worker, name=name, action=workers.WorkerAction.DRAIN)
+    view = invocation.do(fleet.act_on_worker, name=name, action=fleet.WorkerAction.DRAIN)
     if wait:
         with ProgressLine("feeds handed over") as line:
 
             def left() -> int:
                 # A worker that has left holds nothing.
-                views = invocation.do(workers.list_workers).items
+                views = invocation.do(fleet.list_workers).items
                 return sum(one.leases for one in views if one.worker.id == view.worker.id)
 
             def is_over(left: int) -> bool:

@@ -23,7 +23,8 @@ with lazily():
     from msgspec import json as msgspec_json
 
     from feedq.core import differences, passwords
-    from feedq.verbs import details, registry, troubles, wording
+    from feedq.verbs import details, registry, wording
+    from feedq.verbs.diagnosis import checks
 
 T = TypeVar("T")
 Cell = str | None
@@ -65,7 +66,7 @@ def state(title: str, cell: Callable[[T], Cell]) -> TableColumn[T]:
 
 def styled(text: str, word: str | None = None) -> str:
     """Gives a text the colour of the status or state that it is, or that it is about."""
-    return click.style(text, **STYLES.get(troubles.TONES.get(word or text, ""), {}))
+    return click.style(text, **STYLES.get(checks.TONES.get(word or text, ""), {}))
 
 
 def say(text: str, *, err: bool = False) -> None:

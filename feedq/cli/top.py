@@ -27,8 +27,8 @@ from feedq.cli.output import TableColumn, table_lines, write_json_line
 with lazily():
     from feedq.cli import tables
     from feedq.core import model, selection
-    from feedq.verbs import feeds, fleet, troubles
-    from feedq.verbs.diagnosis import fleet_checks
+    from feedq.verbs import feeds, fleet
+    from feedq.verbs.diagnosis import checks, fleet_checks
 
 FEEDS_SEEN = 100
 """The first of them; `feedq feed list` has them all."""
@@ -79,7 +79,7 @@ def look(invocation: Invocation, select: selection.Selection) -> Frame:
         by_rate = selection.SelectionOrder.RATE
         for view in invocation.do(feeds.list_feeds, select=more, order=by_rate, limit=FEEDS_SEEN).items:
             found.setdefault(view.feed.id, view)
-    ranks = {status: rank for rank, status in enumerate(troubles.TROUBLED)}
+    ranks = {status: rank for rank, status in enumerate(checks.TROUBLED)}
     ranked = sorted(found.values(), key=lambda view: ranks.get(view.status, len(ranks)))
     return Frame(invocation.clock.now(), seen, ranked[:FEEDS_SEEN])
 

@@ -17,6 +17,7 @@ from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.details import masked_view
 from feedq.verbs.diagnosis.feed_checks import explain
+from feedq.verbs.fleet import find_worker
 from feedq.verbs.registry import (
     At,
     Cursor,
@@ -31,7 +32,6 @@ from feedq.verbs.registry import (
     verb,
     version_of,
 )
-from feedq.verbs.workers import find_worker
 
 
 class FeedAction(StrEnum):

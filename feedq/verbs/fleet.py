@@ -1,23 +1,27 @@
-"""The fleet as a whole: at a glance, its problems, its checks, its history, and what feeds can be made of."""
+"""The fleet: at a glance, its problems and all checks, its workers, its history, and what feeds can be made of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.history import EventFilter, ListedEvent
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.landed import LandedBucket, Span
-from feedq.core.model import WorkerView
+from feedq.core.model import FeedView, WorkerState, WorkerTarget, WorkerView
 from feedq.core.passwords import masked
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
-from feedq.verbs.diagnosis.checks import Check, Level, problems
+from feedq.verbs.details import masked_view
+from feedq.verbs.diagnosis.checks import REASONS, TROUBLED, Check, Level, fail, not_checked, ok, problems
 from feedq.verbs.diagnosis.feed_checks import TENANTS_MAX, explain, feed_checks
 from feedq.verbs.diagnosis.fleet_checks import (
     Overview,
@@ -39,11 +43,16 @@ from feedq.verbs.registry import (
     page_place,
     verb,
 )
-from feedq.verbs.troubles import REASONS, TROUBLED
-from feedq.verbs.wording import NAMED_MAX
+from feedq.verbs.wording import ID_SHOWN, NAMED_MAX, counted
+
+if TYPE_CHECKING:
+    from feedq.verbs.alerts import AlertTarget
 
 ALERTS: Final = "alerts"
 """The name of the checks of alert targets."""
+TRIED_AT_ONCE: Final = 10
+"""Each message has a process of its own for as long as it is on its way."""
+ADVICE: Final = "fix its address in FEEDQ_ALERT_URLS or FEEDQ_TENANT_ALERT_URLS, or the server behind it"
 
 # What takes long to load, and `feedq status` has no use for, is imported where it is used.
 
@@ -66,6 +75,33 @@ class Diagnosis:
     healthy: bool
     """Whether no check has failed."""
     checks: list[Check]
+
+
+class WorkerAction(StrEnum):
+    """Actions on a worker."""
+
+    CORDON = "cordon"
+    """It keeps its feeds and is given no more."""
+    DRAIN = "drain"
+    """It hands its feeds over to other workers and is given no more."""
+    UNCORDON = "uncordon"
+    """It is given feeds again."""
+
+
+_TARGETS = {
+    WorkerAction.CORDON: WorkerTarget.CORDONED,
+    WorkerAction.DRAIN: WorkerTarget.DRAINED,
+    WorkerAction.UNCORDON: WorkerTarget.SERVING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDocument:
+    """Everything about a worker."""
+
+    view: WorkerView
+    held: Sequence[FeedView]
+    """Its feeds and backfills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,28 +151,131 @@ def read_tables(store: PostgresStore, settings: Settings) -> tuple[FleetData, li
 @verb("GET /doctor", of_fleet=True)
 def diagnose_fleet(at: At) -> Diagnosis:
     """Run all checks on the machine of the API, with its settings, and say what to fix."""
-    from feedq.verbs.diagnosis.doctor import diagnose
-
-    return _diagnosis(_told(at, diagnose(at.store, at.settings)))
+    return _diagnosis(at, diagnose(at.store, at.settings))
 
 
 @verb("POST /alerts/test", role=AccessRole.OPERATOR, of_fleet=True)
 def try_alerts(at: At) -> Diagnosis:
     """Send a test message to each alert target that is set up on this machine."""
-    from feedq.verbs.diagnosis.doctor import send_tests
-
-    return _diagnosis(send_tests(at.settings))
+    return _diagnosis(at, send_tests(at.settings))
 
 
-def _told(at: At, found: Iterable[Check]) -> Iterator[Check]:
-    for number, check in enumerate(found, 1):
-        at.told(number, None)
-        yield check
-
-
-def _diagnosis(found: Iterable[Check]) -> Diagnosis:
-    checks = list(found)
+def _diagnosis(at: At, found: Iterable[Check]) -> Diagnosis:
+    checks: list[Check] = []
+    for check in found:
+        checks.append(check)
+        at.told(len(checks), None)
     return Diagnosis(all(check.level is not Level.FAIL for check in checks), checks)
+
+
+def diagnose(store: PostgresStore, settings: Settings) -> Iterator[Check]:
+    """All checks, from what everything stands on to what people see, each as soon as it is done; every one of them
+    is bounded in time."""
+    from feedq.verbs.diagnosis.server_checks import TARGETS_MAX, check_broker, check_database, check_sinks
+
+    workers, unreadable, of_tables, of_sinks = 0, None, list[Check](), check_sinks(settings)
+    try:
+        fleet, of_tables = read_tables(store, settings)
+        workers = len(fleet.workers)
+        uses = store.listing.sinks(each=TARGETS_MAX)
+        of_sinks = check_sinks(settings, uses, store.listing.identities())
+    except FeedqError as error:
+        unreadable = error
+    database = list(check_database(settings.database_url.get_secret_value(), workers=workers))
+    yield from database
+    yield from check_broker(settings.broker_url.get_secret_value())
+    yield from of_sinks
+    yield from check_alerts(settings)
+    if unreadable is None:
+        yield from of_tables
+    elif not any(check.level is Level.FAIL for check in database):
+        # Otherwise the checks of the database say why, and better.
+        yield fail("tables", str(unreadable), "see the checks of the database")
+
+
+def check_alerts(settings: Settings) -> Iterator[Check]:
+    """How many targets there are, none of which is tried."""
+    from feedq.verbs.alerts import targets_of
+
+    if targets := targets_of(settings):
+        yield not_checked(
+            ALERTS, counted(len(targets), "target"), "feedq doctor --alerts sends each a message"
+        )
+
+
+def send_tests(settings: Settings) -> Iterator[Check]:
+    """Whether each target takes a message."""
+    from feedq.verbs.alerts import targets_of
+
+    if targets := targets_of(settings):
+        with ThreadPoolExecutor(TRIED_AT_ONCE) as threads:
+            yield from threads.map(_tried, targets)
+    else:
+        yield fail(
+            ALERTS, "no target is set up", "set FEEDQ_ALERT_URLS to URLs of apprise, separated by spaces"
+        )
+
+
+def _tried(target: AlertTarget) -> Check:
+    try:
+        target.send("feedq: a test", "Alerts arrive here.", good=True)
+    except FeedqError as error:
+        return fail(ALERTS, str(error), ADVICE)
+    return ok(ALERTS, f"{target.shown} accepted a message")
+
+
+# -- workers -------------------------------------------------------------------------------------------
+
+
+@verb("GET /workers", of_fleet=True)
+def list_workers(at: At, *, gone: bool = False) -> Page[WorkerView]:
+    """List workers by name; with ``gone``, also those whose sessions have ended."""
+    return Page(at.store.workers.views(gone=gone))
+
+
+@verb("GET /workers/{name}", of_fleet=True)
+def show_worker(at: At, *, name: NameArgument) -> WorkerDocument:
+    """Show one worker, by its name, the part of the name before the ``@``, its id, or the first characters of the
+    id.
+    """
+    view = find_worker(at.store, name)
+    return WorkerDocument(view, list(map(masked_view, at.store.feeds.views(worker=view.worker.name))))
+
+
+@verb("POST /workers/{name}/act", role=AccessRole.OPERATOR, of_fleet=True)
+def act_on_worker(at: At, *, name: NameArgument, action: WorkerAction, dry_run: bool = False) -> WorkerView:
+    """Cordon or drain a worker, or let it take feeds again."""
+    found, target = find_worker(at.store, name), _TARGETS[action]
+    if dry_run:
+        return found
+    is_active = found.worker.state is WorkerState.ACTIVE
+    if not (is_active and at.store.workers.set_target(found.worker.id, target)):
+        raise Conflict(f"worker {found.worker.name!r} is stopping: it releases its feeds and takes no more")
+    return replace(found, worker=replace(found.worker, target_state=target))
+
+
+def find_worker(store: PostgresStore, name: str) -> WorkerView:
+    """A live worker by its name, the part of it before the ``@``, its id, or the first eight or more characters of
+    its id, as lists show them.
+
+    Raises `NotFound`, `InvalidInput`.
+    """
+    live = store.workers.views()
+    found = [v for v in live if v.worker.name == name] or [
+        v for v in live if v.worker.name.partition("@")[0] == name
+    ]
+    if not found and len(name) >= ID_SHOWN:
+        found = [v for v in live if str(v.worker.id).startswith(name.lower())]
+    if not found:
+        names = ", ".join(sorted(v.worker.name for v in live)) or "none"
+        raise NotFound(f"no worker {name!r}; running are: {names}")
+    if len(found) > 1:
+        meant = ", ".join(f"{v.worker.name} ({v.worker.id})" for v in found)
+        raise InvalidInput(f"{name!r} matches {len(found)} workers; give the whole name or the id: {meant}")
+    return found[0]
+
+
+# -- history, and what feeds can be made of ------------------------------------------------------------
 
 
 @verb("GET /events")

@@ -12,12 +12,12 @@ import asyncio
 import traceback
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from flower.views import BaseHandler
 from msgspec import Struct, structs, to_builtins
@@ -25,9 +25,11 @@ from tornado import web
 
 from feedq import __version__
 from feedq.api.authentication import asker_of
-from feedq.api.endpoint import BODY_MAX, problem_of
+from feedq.api.calls import Calls
+from feedq.api.endpoint import BODY_MAX, Endpoint, arguments_in, problem_of
 from feedq.connectors.base import show_cursor
 from feedq.control.store.feed_listing import StatusCount
+from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import acting
 from feedq.core.landed import Span
 from feedq.core.lease import stillness_of
@@ -36,17 +38,15 @@ from feedq.core.roles import Caller
 from feedq.core.schedule.model import RunState, ScheduleState
 from feedq.core.selection import SelectionOrder
 from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound
-from feedq.settings import settings
+from feedq.settings import Settings, settings
 from feedq.telemetry.event_names import EventKind
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import backfills, details, feeds, fleet, schedules, wording
-from feedq.verbs.diagnosis.checks import problems
+from feedq.verbs.diagnosis.checks import TONES, Tone, problems
 from feedq.verbs.landing import tap_feed
-from feedq.verbs.registry import OF, PAGE_MAX, At, Verb, query_of
-from feedq.verbs.troubles import TONES, Tone
-from feedq.web import buttons, charts, dialogs, guard
-from feedq.web.dialogs import Dialog
-from feedq.web.queries import WebQueries, address_of, arguments_of
+from feedq.verbs.registry import OF, PAGE_MAX, At, Verb, encode, query_of
+from feedq.web import buttons, charts, guard
+from feedq.web.buttons import Dialog
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +90,12 @@ TICKS_SHOWN = 5
 RUNS_SHOWN = 100
 """Runs on the page of one schedule."""
 
+READ_TIMEOUT_S = 10.0
+"""Longer than the driver's own time-out for a connection, whose message says more."""
+KEPT_S = 1.0
+KEPT_TIMES = 10.0
+ANSWERS_MAX = 64
+"""Answers kept at a time; each may hold a page of feeds."""
 FAILED = "This page failed; the log of Flower says why."
 
 logger = log(__name__)
@@ -455,13 +461,13 @@ class SchedulePage(PageHandler):
 
 
 class DialogPage(PageHandler):
-    """Shows the dialog of a button (`feedq.web.dialogs`), and performs it."""
+    """Shows the dialog of a button (`feedq.web.buttons`), and performs it."""
 
     is_live = True
 
     @web.authenticated
     async def get(self, kind: str) -> None:
-        self._show(await self._after(kind, dialogs.opened))
+        self._show(await self._after(kind, buttons.opened))
 
     @web.authenticated
     async def post(self, kind: str) -> None:
@@ -470,10 +476,10 @@ class DialogPage(PageHandler):
         given = self.request.body_arguments
         typed = {name: values[-1].decode(errors="replace") for name, values in given.items()}
         reason = typed.pop("reason", "")
-        if typed.pop(dialogs.DRY_RUN, ""):
-            self._show(await self._after(kind, partial(dialogs.rehearsed, typed=typed)))
+        if typed.pop(buttons.DRY_RUN, ""):
+            self._show(await self._after(kind, partial(buttons.rehearsed, typed=typed)))
             return
-        dialog = await self._after(kind, partial(dialogs.sent, typed=typed), reason)
+        dialog = await self._after(kind, partial(buttons.sent, typed=typed), reason)
         self.queries.forget()
         if dialog.problem is not None:
             self.set_status(dialog.problem.status)
@@ -492,7 +498,95 @@ class DialogPage(PageHandler):
             with acting(asker_of(at.caller, self.request.remote_ip, reason)):
                 return await self.queries.calls.call(partial(step, at, ask, self.request.query))
         except FeedqError as error:
-            return dialogs.refused(ask, error)
+            return buttons.refused(ask, error)
 
     def _show(self, dialog: Dialog) -> None:
         self.finish(self.render_string("dialog.html", dialog=dialog, address=self.request.uri))
+
+
+# -- what the pages ask --------------------------------------------------------------------------------
+
+
+class WebQueries:
+    """Asks verbs for one Flower, for whoever is logged in. To be used from one event loop.
+
+    Many browsers ask the same, so a question is read once, however many ask it. Its answer is kept for `KEPT_S`,
+    or for ten times as long as it took, so that all browsers together cost the database a tenth of one connection
+    per question. `forget` drops what was read before: whoever changed something sees so on the next page.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        url = settings.database_url.get_secret_value()
+        self.store = PostgresStore(url, application_name="feedq-web")
+        self.endpoint = Endpoint.of(self.store, settings)
+        self.calls = Calls()
+        self.reads = Calls(timeout_s=READ_TIMEOUT_S)
+        self._known: dict[Hashable, asyncio.Future[Any]] = {}
+        """Answers that are kept, and those still to come, by their questions."""
+
+    def at(self, caller: Caller) -> At:
+        """Where verbs act for a caller."""
+        return replace(self.endpoint.at, caller=caller)
+
+    def forget(self) -> None:
+        """Forget all answers; a read under way still answers those who wait for it, and nobody else."""
+        self._known.clear()
+
+    async def answer(self, at: At, verb: Verb, asked: Struct) -> Any:
+        """Returns what a verb answers, which may be a little old: all who may see the same share it.
+
+        Raises `Unavailable`, and what the verb raises.
+        """
+        question = (verb.name, at.caller.role, at.caller.tenant, encode(asked))
+        return await self.read(question, partial(verb.call, at, asked))
+
+    async def read(self, question: Hashable, job: Callable[[], T]) -> T:
+        """Returns what ``job`` finds, or has found lately for the same question. Raises as `Calls.call`."""
+        known = self._known.get(question) or self._begin(question, job)
+        # Shielded: whoever gives up waiting does not take the answer from the others.
+        answer: T = await asyncio.shield(known)
+        return answer
+
+    def _begin(self, question: Hashable, job: Callable[[], Any]) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        begun = self._known[question] = asyncio.ensure_future(self.reads.call(job))
+        if len(self._known) > ANSWERS_MAX:
+            del self._known[next(iter(self._known))]
+
+        def forget() -> None:
+            if self._known.get(question) is begun:
+                del self._known[question]
+
+        def keep(_: asyncio.Future[Any]) -> None:
+            failed = begun.cancelled() or begun.exception() is not None
+            kept_s = 0.0 if failed else max(KEPT_S, KEPT_TIMES * (loop.time() - began))
+            if kept_s:
+                loop.call_later(kept_s, forget)
+            else:
+                forget()
+
+        begun.add_done_callback(keep)
+        return begun
+
+
+# -- addresses -----------------------------------------------------------------------------------------
+
+
+def arguments_of(verb: Verb, query: str, usual: Mapping[str, Any], *, own: Collection[str]) -> Any:
+    """The arguments of a verb that an address asks for, with what is ``usual`` where it says nothing.
+
+    A form sends its empty fields, too. ``own`` are arguments of the page. Raises `InvalidInput`.
+    """
+    given = [(name, text) for name, text in parse_qsl(query) if text and name not in own]
+    return verb.parse({**usual, **arguments_in(verb, urlencode(given))})
+
+
+def address_of(arguments: Any, usual: Mapping[str, Any], **changes: Any) -> str:
+    """The end of an address that asks for these arguments with ``changes``; what is as usual is left out.
+
+    Whatever else than the page changes begins at the first page.
+    """
+    wanted = {**to_builtins(arguments), "cursor": None, **to_builtins(changes)}
+    defaults = to_builtins(type(arguments)(**usual))
+    return "?" + urlencode(query_of({k: v for k, v in wanted.items() if v != defaults[k]}), doseq=True)

@@ -13,7 +13,6 @@ from feedq.telemetry.logs import LogEvent, log
 from feedq.verbs import registry
 from feedq.web import pages
 from feedq.web.guard import TASKS_KEPT, FlowerApi, GuardedFlower
-from feedq.web.queries import WebQueries
 
 STATIC = Path(__file__).with_name("static")
 OWN_TEMPLATES = Path(__file__).with_name("templates")
@@ -46,7 +45,7 @@ class OverlayLoader(Loader):
         return before + begin + (OWN_TEMPLATES / TABS).read_bytes() + after
 
 
-def addresses(queries: WebQueries) -> list[Any]:
+def addresses(queries: pages.WebQueries) -> list[Any]:
     """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
     holds."""
     shared: dict[str, Any] = {"queries": queries}
@@ -73,7 +72,7 @@ def install() -> None:
         return
     registry.load()
     # In front: Flower's last address matches everything.
-    urls.handlers[:0] = addresses(WebQueries(settings()))
+    urls.handlers[:0] = addresses(pages.WebQueries(settings()))
     urls.settings["template_loader"] = OverlayLoader(urls.settings["template_path"])
     command.Flower = GuardedFlower
     # Before the command reads its options: whatever is said there counts.

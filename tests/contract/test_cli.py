@@ -16,15 +16,15 @@ import redis
 from feedq.control.store import migrate
 from feedq.local.process import free_port
 from feedq.settings import Settings
-from feedq.verbs.diagnosis import doctor
+from feedq.verbs import fleet
 from feedq.verbs.diagnosis.checks import Check, Level, not_checked
 from feedq.verbs.diagnosis.server_checks import (
     _notifications,
     _session_locks,
     check_broker,
     check_database,
+    check_sinks,
 )
-from feedq.verbs.diagnosis.sink_checks import check_sinks
 from tests.contract.shell import Shell, opened_shell
 
 MANIFEST = """
@@ -238,7 +238,7 @@ def test_a_broker_that_forbids_its_settings_is_not_checked_and_not_well(
 
 
 def test_what_was_not_checked_is_no_failure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "diagnose", lambda *_, **__: iter([not_checked("alerts", "1 target", "try")]))
+    monkeypatch.setattr(fleet, "diagnose", lambda *_, **__: iter([not_checked("alerts", "1 target", "try")]))
     assert shell.json("doctor")["healthy"]
 
 

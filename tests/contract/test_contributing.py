@@ -16,7 +16,7 @@ from feedq.api.endpoint import Endpoint
 from feedq.api.openapi import openapi
 from feedq.core.roles import AccessRole, Caller
 from feedq.verbs.registry import OF, PREFIX, VERBS
-from feedq.web import dialogs
+from feedq.web import buttons
 from tests.api_client import ApiClient
 from tests.asking import events_of
 from tests.cluster import ROOT
@@ -76,7 +76,7 @@ def test_command_address_role_audit_and_button_follow_from_the_function(
 
     button = eval(BUTTON, vars(example))
     at = replace(endpoint.at, caller=Caller("ada", AccessRole.OPERATOR))
-    dialog = dialogs.sent(at, button, f"name={FEED}", {"text": "pressed"})
+    dialog = buttons.sent(at, button, f"name={FEED}", {"text": "pressed"})
     assert (dialog.done, dialog.problem) == ("Note: done", None)
 
     told: list[Any] = [e.detail for e in events_of(harness.store, FEED) if "note" in e.detail]

@@ -15,7 +15,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import FenceRequest
 from feedq.sinks.sql import SqlSink
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.sink_checks import check_sinks
+from feedq.verbs.diagnosis.server_checks import check_sinks
 from tests.contract.sink_harness import SqliteHarness
 from tests.contract.sink_stage import PATIENCE_S, RAW
 

@@ -21,7 +21,7 @@ from feedq.local.binaries import postgres_binaries, valkey_binary
 from feedq.settings import settings
 from feedq.telemetry import traces
 from feedq.verbs.catalogs.base import load_catalog
-from feedq.verbs.diagnosis.doctor import send_tests
+from feedq.verbs.fleet import send_tests
 
 ROOT = Path(__file__).parents[2]
 

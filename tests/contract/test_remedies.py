@@ -19,8 +19,7 @@ from feedq.local.valkey import Valkey
 from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.server_checks import check_broker, check_database
-from feedq.verbs.diagnosis.sink_checks import check_sinks
+from feedq.verbs.diagnosis.server_checks import check_broker, check_database, check_sinks
 from tests.contract.shell import opened_shell
 
 PLAIN = "remedy_plain"

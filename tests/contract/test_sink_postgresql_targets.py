@@ -22,7 +22,7 @@ from feedq.sinks.base import Fenced, FenceRequest, OnConflict, Target, Unusable,
 from feedq.sinks.mapping import ColumnType, sources_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.sink_checks import check_sinks
+from feedq.verbs.diagnosis.server_checks import check_sinks
 from tests.contract.sink_harness import PostgresSinkHarness, empty_database
 from tests.contract.sink_stage import PATIENCE_S, RAW, batch, fence, fenced, request, write
 from tests.fakes.sink import IDENTITY

@@ -14,7 +14,7 @@ from feedq.settings import Settings
 from feedq.verbs import alert_sending
 from feedq.verbs.alerts import AlertSender, AlertTarget, message_of, targets_of
 from feedq.verbs.diagnosis.checks import Level
-from feedq.verbs.diagnosis.doctor import check_alerts, send_tests
+from feedq.verbs.fleet import check_alerts, send_tests
 from feedq.verbs.wording import LINES_MAX
 from tests.alert_receiver import AlertReceiver
 from tests.cluster import wait_until

@@ -13,7 +13,7 @@ from feedq.control.store import history as events
 from feedq.core.model import Event, Feed, Reason, Release, TargetState, Worker
 from feedq.core.roles import AccessRole, Caller
 from feedq.verbs.fleet import list_events
-from feedq.web.queries import WebQueries
+from feedq.web.pages import WebQueries
 from tests.asking import events_of
 from tests.contract.api_stage import settings_of
 from tests.contract.harness import Harness

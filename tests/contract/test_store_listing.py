@@ -21,8 +21,8 @@ from feedq.control.store.feed_listing import EVERY, FeedListing, TroubledFeeds
 from feedq.core.lease import Owner
 from feedq.core.model import Concern, LeaseState, Load, NewWorker, Reason, Selector, Status
 from feedq.core.selection import Selection, SelectionOrder
+from feedq.verbs.diagnosis.checks import REASONS, TROUBLED
 from feedq.verbs.diagnosis.fleet_checks import summary
-from feedq.verbs.troubles import REASONS, TROUBLED
 from tests.asking import send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, spec
 from tests.fakes.listing import chosen_of, in_order, required_by, tallies_of, troubles_of

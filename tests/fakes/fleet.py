@@ -33,7 +33,7 @@ from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.logs import EventKind
 from feedq.verbs import bulk
-from feedq.verbs.workers import find_worker
+from feedq.verbs.fleet import find_worker
 from tests.fakes import control
 from tests.fakes.clock import SkewedClock
 from tests.fakes.control import EventRow, Interrupted, is_open

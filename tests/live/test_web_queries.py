@@ -12,8 +12,7 @@ from pydantic import SecretStr
 from feedq.api.calls import Calls
 from feedq.errors import NotFound, Unavailable
 from feedq.settings import Settings
-from feedq.web import queries
-from feedq.web.queries import WebQueries
+from feedq.web.pages import ANSWERS_MAX, WebQueries
 
 PLACES = 4
 LONG_S = 30.0
@@ -72,8 +71,8 @@ def test_the_loop_goes_on_while_one_question_is_read_once_however_many_ask_it() 
 
 
 def test_an_answer_is_read_anew_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "KEPT_S", 0.0)
-    monkeypatch.setattr(queries, "KEPT_TIMES", 0.0)
+    monkeypatch.setattr("feedq.web.pages.KEPT_S", 0.0)
+    monkeypatch.setattr("feedq.web.pages.KEPT_TIMES", 0.0)
 
     async def story() -> None:
         gate, pages = Gate(), reader()
@@ -129,8 +128,8 @@ def test_what_was_read_before_a_change_ended_is_not_kept_beyond_it() -> None:
 def test_answers_do_not_pile_up() -> None:
     async def story() -> None:
         pages = reader()
-        for number in range(3 * queries.ANSWERS_MAX):
+        for number in range(3 * ANSWERS_MAX):
             await pages.read(number, lambda: None)
-        assert len(pages._known) == queries.ANSWERS_MAX
+        assert len(pages._known) == ANSWERS_MAX
 
     run(story)

@@ -31,8 +31,8 @@ from feedq.core.placement import rebalancing
 from feedq.core.roles import AccessRole, Caller
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.settings import Settings
+from feedq.verbs.fleet import WorkerAction, act_on_worker, find_worker
 from feedq.verbs.registry import At
-from feedq.verbs.workers import WorkerAction, act_on_worker, find_worker
 from tests.asking import send_heartbeat
 from tests.fakes.control import SteppedStore, current
 from tests.fakes.fleet import move_feed

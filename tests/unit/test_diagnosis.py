@@ -37,7 +37,7 @@ from feedq.core.placement.base import Rules
 from feedq.core.selection import Selection
 from feedq.errors import SyncRefused
 from feedq.verbs.catalogs.syncing import check_removals
-from feedq.verbs.diagnosis.checks import Check, Level, fail, problems, warn
+from feedq.verbs.diagnosis.checks import REASONS, TROUBLED, TROUBLES, Check, Level, fail, problems, warn
 from feedq.verbs.diagnosis.feed_checks import explain, feed_checks
 from feedq.verbs.diagnosis.fleet_checks import (
     OVERDUE_S,
@@ -51,7 +51,6 @@ from feedq.verbs.diagnosis.fleet_checks import (
     placing_checks,
     summary,
 )
-from feedq.verbs.troubles import REASONS, TROUBLED, TROUBLES
 from feedq.verbs.wording import NAMED_MAX
 from tests.fakes.listing import required_by, tallies_of, troubles_of
 from tests.fakes.sink import IDENTITY

@@ -33,11 +33,10 @@ from feedq.verbs.feeds import list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
 from feedq.verbs.schedules import ScheduleDocument, schedule_row
 from feedq.verbs.wording import seconds, tick_of, took_s
-from feedq.web.buttons import ASKS, bulk_buttons
+from feedq.web.buttons import ASKS, bulk_buttons, declared_in
 from feedq.web.charts import HEIGHT, LEAST, landed_charts
-from feedq.web.dialogs import declared_in
 from feedq.web.guard import caller_of, why_refused, why_unsafe
-from feedq.web.queries import address_of, arguments_of
+from feedq.web.pages import address_of, arguments_of
 from feedq.web.site import OWN_TEMPLATES, OverlayLoader
 from tests.fakes.clock import NEW_YEAR
 from tests.schedules import schedule_spec

@@ -14,9 +14,8 @@ from feedq.core.model import Concern, FeedView, LeaseState, Reason, Status, Work
 from feedq.core.placement.base import Rules
 from feedq.core.remedies import command
 from feedq.core.selection import Selection
-from feedq.verbs.diagnosis.checks import Check, Level, ok
+from feedq.verbs.diagnosis.checks import TROUBLES, Check, Level, Tone, Trouble, choice_of, ok, trouble_of
 from feedq.verbs.diagnosis.fleet_checks import Overview, has_labels, serves
-from feedq.verbs.troubles import TROUBLES, Tone, Trouble, choice_of, trouble_of
 from feedq.verbs.wording import NAMED_MAX, counted, distance, pairs, refused_words, said, some
 
 QUOTED_MAX: Final = 160
