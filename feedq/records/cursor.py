@@ -4,11 +4,15 @@ A cursor resumes *after* its record, so earlier ones do not matter. A record tha
 nothing (or a null) there, is passed over: the sink decides what becomes of it. Nothing but the cursor is parsed
 of a record, so that it counts although something else is not UTF-8. A cursor that could not be kept exactly would
 resume at the wrong place, so it stops the feed instead.
+
+Sinks keep a cursor as a text, from which it is read back exactly: `cursor_text`, `ascii_text`, `cursor_of`.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any, Final
 
 import msgspec
 
@@ -130,3 +134,69 @@ class CursorReader:
             f"{self._where}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
             "point it at a smaller part of the record"
         )
+
+
+# -- cursors as texts ---------------------------------------------------------------------------------
+
+
+class _AsWritten(Exception):
+    """A cursor holds a number that is kept as it was written."""
+
+
+def _default(value: object) -> Any:
+    if isinstance(value, msgspec.Raw):
+        raise _AsWritten
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+# The standard library and not msgspec, which writes NaN as null.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default).encode
+# Escaped down to ASCII: whatever JSON can say comes back as it was, from a text column of any character set.
+_encode_ascii: Final = json.JSONEncoder(allow_nan=False, default=_default).encode
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
+
+
+def cursor_text(cursor: JSON) -> str | None:
+    """A cursor for a json column; None is NULL.
+
+    Raises:
+        ValueError: PostgreSQL could not give it back as it is; the message says why.
+    """
+    if cursor is None:
+        return None
+    if type(cursor) is int:  # most of them, and some thousands a second
+        return str(cursor)
+    try:
+        text = _encode(cursor)
+        encoded = text.encode()
+    except _AsWritten:
+        encoded = msgspec.json.encode(cursor)
+        text = encoded.decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the cursor cannot be kept: {error}") from None
+    if b"\\u0000" in encoded and ESCAPED_NUL.search(encoded):
+        raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character")
+    return text
+
+
+def ascii_text(cursor: JSON) -> str | None:
+    """A cursor for a text column; None is NULL. Raises `ValueError` for what is not JSON."""
+    if cursor is None:
+        return None
+    try:
+        return _encode_ascii(cursor)
+    except _AsWritten:
+        return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], msgspec.json.encode(cursor).decode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the cursor cannot be kept: {error}") from None
+
+
+def cursor_of(text: str | None) -> JSON:
+    """What `cursor_text` or `ascii_text` was given."""
+    if text is None:
+        return None
+    try:
+        cursor: JSON = read_exactly(text)
+    except ValueError:
+        cursor = json.loads(text)  # half of a surrogate pair, which msgspec does not take
+    return cursor

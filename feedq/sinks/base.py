@@ -35,6 +35,7 @@ from feedq.core.values import StrictModel
 from feedq.errors import InvalidInput
 from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat
+from feedq.records.cursor import CURSOR_BYTES_MAX, cursor_text
 from feedq.records.framing import RecordFormat
 from feedq.settings import Settings
 from feedq.sinks.field_watch import FieldWatch
@@ -389,6 +390,23 @@ class Checkpoint:
     commit_id: UUID | None
     feed_uuid: UUID
     installation: UUID
+    owner: UUID
+    """The worker that fenced the feed last: only it writes to the checkpoint, and can have it locked for long."""
+    is_given: bool
+    """See `Fenced.is_given`."""
+
+    def is_left_by(self, write: FeedWrite) -> bool:
+        """Whether this is the checkpoint that this write continues."""
+        return self.epoch == write.epoch and write.continues in (None, self.commit_id)
+
+    @property
+    def whose(self) -> str:
+        """Whose it is, in words."""
+        when = self.updated_at.isoformat(sep=" ", timespec="seconds")
+        return (
+            f"feed {self.feed!r} of installation {self.installation} "
+            f"({self.records} records, last written {when})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,6 +531,21 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
         types=tuple((column, type_.value) for column, type_ in sorted(options.types.items())),
         drift=options.drift,
     )
+
+
+def check_cursor(options: ConnectorOptions, cursor: JSON) -> None:
+    """Raises `InvalidInput` for a cursor that a person gives to a feed with these options, and cannot."""
+    try:
+        size = len(cursor_text(cursor) or "")
+    except ValueError as error:
+        raise InvalidInput(str(error)) from None
+    if size > CURSOR_BYTES_MAX:
+        raise InvalidInput(f"the cursor has {size} bytes, and at most {CURSOR_BYTES_MAX} are kept")
+    try:
+        if cursor is not None:
+            options.check_cursor(cursor)
+    except ValueError as error:
+        raise InvalidInput(f"the cursor {error}") from None
 
 
 BUILT_IN: Final = "PostgreSQL (postgresql://…), MariaDB and MySQL (mariadb://…, mysql://…) and SQLite (sqlite:////path/to/file)"

@@ -53,8 +53,7 @@ from feedq.sinks.copytext import (
     parsed,
     row_of,
 )
-from feedq.sinks.plan import TargetPlan
-from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, cause_of
+from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, TargetPlan, cause_of
 from feedq.sinks.statements import INPUT_ERRORS
 from feedq.sinks.target_table import TableShape
 

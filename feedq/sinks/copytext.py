@@ -37,9 +37,9 @@ from msgspec import Raw
 from feedq.core.model import JSON
 from feedq.records.batch import Batch
 from feedq.records.csvtext import CsvReader, MalformedLine
+from feedq.records.cursor import cursor_text
 from feedq.records.pointer import NOTHING, Row, TextPointers, parse_pointer
 from feedq.sinks.base import FeedWrite, SuspectRecord, Target, parts
-from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
 from feedq.sinks.target_table import Column, column_sources
 

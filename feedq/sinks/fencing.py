@@ -1,14 +1,19 @@
-"""Fences: raises the epochs of checkpoints, so that no predecessor commits any more, and reads their cursors."""
+"""Fences: raises the epochs of checkpoints, so that no predecessor commits any more, and reads their cursors.
+
+Whose a checkpoint is, is asked by the fence only: from then on every write names the commit that the fence left,
+which nobody else has.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from uuid import uuid4
 
-from sqlalchemy import and_, select
+from sqlalchemy import select
 
+from feedq.core.remedies import command
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,
@@ -19,9 +24,8 @@ from feedq.sinks.base import (
     Unusable,
     parts,
 )
-from feedq.sinks.checkpoints import cursor_of, strangers
 from feedq.sinks.refusals import FailedAttempt, bisect
-from feedq.sinks.session import ErrorScope, SinkSession, c, uuid_of
+from feedq.sinks.session import ErrorScope, SinkSession, c
 
 FENCED_AT_ONCE: Final = 1_000
 """Bounds how long one fence holds the rows that it has already raised."""
@@ -66,27 +70,26 @@ class Fencing:
 
     def _without_strangers(self, requests: Sequence[FenceRequest]) -> Sequence[FenceRequest]:
         """Leaves the feeds that may have the checkpoint that is there."""
-        known = self._possible_strangers(requests)
-        wrong = strangers(requests, known) if known else {}
-        self._outcomes += [
-            Unusable(r.feed_id, r.epoch, wrong[r.feed_id]) for r in requests if r.feed_id in wrong
-        ]
-        return [request for request in requests if request.feed_id not in wrong] if wrong else requests
-
-    def _possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
-        """The checkpoints that may be somebody else's, for `strangers` to judge."""
         session = self._session
-        found: list[Checkpoint] = []
+        wrong: dict[int, str] = {}
         session.set_lock_timeout(session.lock_timeout_s)
         for part in parts(requests):
             ids = [request.feed_id for request in part]
             rows = session.execute(select(c.feed_id, c.feed_uuid).where(session.of(ids)))
             there = {row.feed_id: str(row.feed_uuid) for row in rows}
-            if wrong := [r.feed_id for r in part if there.get(r.feed_id) not in (None, str(r.identity.feed))]:
-                found += session.find_checkpoints(c.feed_id.in_(wrong))
+            suspects: list[Checkpoint] = []
+            if others := [
+                r.feed_id for r in part if there.get(r.feed_id) not in (None, str(r.identity.feed))
+            ]:
+                suspects += session.find_checkpoints(c.feed_id.in_(others))
             if new := [request.feed for request in part if request.feed_id not in there]:
-                found += session.find_checkpoints(c.feed.in_(new))
-        return found
+                suspects += session.find_checkpoints(c.feed.in_(new))
+            if suspects:
+                wrong |= strangers(part, suspects)
+        self._outcomes += [
+            Unusable(r.feed_id, r.epoch, wrong[r.feed_id]) for r in requests if r.feed_id in wrong
+        ]
+        return [request for request in requests if request.feed_id not in wrong] if wrong else requests
 
     def _fence_together(self, requests: Sequence[FenceRequest], lock_timeout_s: float) -> bool:
         """Fence them all; False when one of them stayed locked, and then none is fenced."""
@@ -128,34 +131,27 @@ class Fencing:
             return None
         # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
         session.set_lock_timeout(session.lock_timeout_s)
-        # By owner and epoch: a person may have given it another cursor since, and with it another commit_id.
-        columns = (c.feed_id, c.epoch, c.cursor, c.records, c.commit_id, c.is_given)
         asked = {request.feed_id: request.epoch for request in requests}
-        ours = and_(session.of(list(asked)), c.owner == str(session.worker_id))
         return {
-            row.feed_id: Fenced(
-                row.feed_id,
-                row.epoch,
-                cursor_of(row.cursor),
-                row.records,
-                uuid_of(row.commit_id),
-                is_given=row.is_given,
+            one.feed_id: Fenced(
+                one.feed_id, one.epoch, one.cursor, one.records, one.commit_id, is_given=one.is_given
             )
-            for row in session.execute(select(*columns).where(ours))
-            if row.epoch == asked[row.feed_id]
+            for one in session.checkpoints_of(asked).values()
+            # By owner and epoch: a person may have given it another cursor since, and with it another commit_id.
+            if (one.owner, one.epoch) == (session.worker_id, asked[one.feed_id])
         }
 
     def _refused(self, requests: Sequence[FenceRequest]) -> None:
         """Say why the sink refused these epochs."""
         if not requests:
             return
-        known = self._session.last_commits([request.feed_id for request in requests], lock=False)
+        known = self._session.checkpoints_of(request.feed_id for request in requests)
         for request in requests:
-            last = known.get(request.feed_id)
+            there = known.get(request.feed_id)
             self._outcomes.append(
                 # Also when the epochs are equal: the control database has forgotten one, and gave it out twice.
-                Superseded(request.feed_id, request.epoch, last.epoch)
-                if last is not None and last.epoch >= request.epoch
+                Superseded(request.feed_id, request.epoch, there.epoch)
+                if there is not None and there.epoch >= request.epoch
                 # Somebody removed the checkpoint by hand just now: the next try makes a new one.
                 else Blocked(request.feed_id, request.epoch, None)
             )
@@ -178,5 +174,43 @@ class Fencing:
         """Says whose session is in the way."""
         if not requests:
             return []
-        owners = self._session.owners([request.feed_id for request in requests])
+        self._session.set_lock_timeout(self._session.lock_timeout_s)
+        known = self._session.checkpoints_of(request.feed_id for request in requests)
+        owners = {feed_id: one.owner for feed_id, one in known.items()}
         return [Blocked(request.feed_id, request.epoch, owners.get(request.feed_id)) for request in requests]
+
+
+def strangers(requests: Sequence[FenceRequest], known: Iterable[Checkpoint]) -> dict[int, str]:
+    """Why some of these feeds may not be fenced, by id; ``known`` are the checkpoints of their ids and names."""
+    by_id: dict[int, Checkpoint] = {}
+    by_name: dict[str, list[Checkpoint]] = {}
+    for checkpoint in known:
+        by_id[checkpoint.feed_id] = checkpoint
+        by_name.setdefault(checkpoint.feed, []).append(checkpoint)
+    found: dict[int, str] = {}
+    for request in requests:
+        if (why := _stranger(request, by_id, by_name)) is not None:
+            found[request.feed_id] = why
+    return found
+
+
+def _stranger(
+    request: FenceRequest, by_id: Mapping[int, Checkpoint], by_name: Mapping[str, Sequence[Checkpoint]]
+) -> str | None:
+    identity = request.identity
+    if (there := by_id.get(request.feed_id)) is not None:
+        if there.feed_uuid == identity.feed:
+            return None
+        return (
+            f"the sink has the checkpoint of another feed under the number {request.feed_id}: {there.whose}. "
+            "Was the control database restored from a backup? Remove this feed and declare it again, and it gets "
+            "another number"
+        )
+    for namesake in by_name.get(request.feed, ()):
+        if namesake.installation != identity.installation:
+            return (
+                f"the sink has a checkpoint of {namesake.whose}, and this one is {identity.installation}. If "
+                f"that is gone, `{command('feed', 'adopt', request.feed)}` goes on from its cursor; if it lives, "
+                "set FEEDQ_ENVIRONMENT to another name here, or land in another database"
+            )
+    return None

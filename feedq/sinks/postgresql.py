@@ -21,17 +21,17 @@ from sqlalchemy.schema import CreateTable
 from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.records.cursor import cursor_text
 from feedq.sinks import statements
 from feedq.sinks.base import SYSTEM, DeadRecord, FeedWrite, Target
-from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.copyplan import CopyPlan, KeyedCopyPlan
 from feedq.sinks.copytext import row_of
 from feedq.sinks.mapping import Origin
-from feedq.sinks.plan import TargetPlan
 from feedq.sinks.session import (
     ROLES,
     ErrorScope,
     SinkSession,
+    TargetPlan,
     application_name,
     cause_of,
     number_after,
@@ -102,7 +102,8 @@ SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feed
 # database, that is where the control tables are, and no target belongs among them.
 
 
-CHECK_AT_ONCE: Final = "SET CONSTRAINTS ALL IMMEDIATE"
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET CONSTRAINTS ALL IMMEDIATE"
+"""A constraint that is deferred to the commit would let each record pass, and then refuse all of them."""
 ACCESS_CHECKS: Final = frozenset({"aclcheck_error", "nextval_internal", "InitTempTableNamespace"})
 """Functions of the server that refuse for want of a right. Policies of rows and triggers that raise have the same
 SQLSTATE, and no GRANT would help."""
@@ -253,14 +254,9 @@ class PostgresSession(SinkSession):
 
     def _begin_with(self, first: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Begin and run the first statement, both in one round trip; returns its rows."""
-        rows = self.query(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {first}", parameters)
+        rows = self.query(f"{BEGIN}; {first}", parameters)
         self.has_begun = True
         return rows
-
-    def begin_for_person(self) -> None:
-        super().begin_for_person()
-        # What is deferred to the commit would let each record pass, and then refuse all of them.
-        self.run(CHECK_AT_ONCE)
 
     def _commit(self) -> None:
         with self._driver.cursor() as cursor:
@@ -344,7 +340,7 @@ class PostgresSession(SinkSession):
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
-    def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
+    def lock(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         # Shared by most of a group: to send and read thousands of uuids would take a quarter longer.
         commits: dict[UUID | None, int] = {None: 0}
         continues = [commits.setdefault(write.continues, len(commits)) for write in writes]
@@ -360,8 +356,6 @@ class PostgresSession(SinkSession):
                 ),
             },
         )
-        if check_at_once:
-            self.run(CHECK_AT_ONCE)
         return set(rows)
 
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:

@@ -23,15 +23,14 @@ otherwise, over and over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, TypeVar
 
 from feedq.core.model import FeedKey
 from feedq.records.batch import Records
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord
-from feedq.sinks.plan import TargetPlan
-from feedq.sinks.session import ErrorScope
+from feedq.sinks.session import ErrorScope, TargetPlan
 
 T = TypeVar("T")
 
@@ -120,12 +119,12 @@ class OverBudget(Exception):
         self.feeds = feeds
 
 
-class Unfit:
+class Unencodable:
     """The records of one attempt that cannot be encoded, while other feeds wait (``briefly``) or not."""
 
-    def __init__(self, *, briefly: bool, postpones_refused: bool) -> None:
+    def __init__(self, *, briefly: bool) -> None:
         self.records: list[DeadRecord] = []
-        self._max = (0 if postpones_refused else SET_ASIDE_MAX) if briefly else None
+        self._max = SET_ASIDE_MAX if briefly else None
 
     def add(self, suspect: SuspectRecord, why: str) -> None:
         """Raises `OverBudget` if they are too many."""
@@ -134,56 +133,48 @@ class Unfit:
             raise OverBudget({suspect.write.key: why for suspect, why in self.records})
 
 
-@dataclass(frozen=True, slots=True)
-class TargetOutcome:
-    """The result for the feeds of one target."""
-
-    landed: Sequence[FeedWrite] = ()
-    """But for the records that are ``dead``."""
-    dead: Sequence[DeadRecord] = ()
-    unusable: dict[FeedKey, str] = field(default_factory=dict)
-    postponed: dict[FeedKey, str] = field(default_factory=dict)
-    is_locked: bool = False
-
-
 class TargetLanding:
-    """Lands records in one target. Methods raise `TargetChanged`, and the session's errors for what savepoints
-    cannot undo."""
+    """Lands records in one target. Used once. Methods raise `TargetChanged`, and the session's errors for what
+    savepoints cannot undo."""
 
-    def __init__(self, plan: TargetPlan, *, briefly: bool = False, postpones_refused: bool = False) -> None:
-        """``briefly``: other feeds wait, and with ``postpones_refused`` the feeds of refused records are
-        postponed."""
+    def __init__(self, plan: TargetPlan, *, briefly: bool = False) -> None:
+        """``briefly``: other feeds wait."""
         self._plan = plan
         self._session = plan.session
         self._briefly = briefly
-        self._postpones_refused = postpones_refused
-        self._dead: list[DeadRecord] = []
         self._failures: list[FailedAttempt] = []
+        self.dead: list[DeadRecord] = []
+        self.postponed: dict[FeedKey, str] = {}
+        self.unusable: dict[FeedKey, str] = {}
+        self.is_locked = False
 
-    def land(self, writes: Sequence[FeedWrite]) -> TargetOutcome:
-        """Land what can be of these feeds."""
-        postponed: dict[FeedKey, str] = {}
+    def land(self, writes: Sequence[FeedWrite]) -> Sequence[FeedWrite]:
+        """Land what can be of these feeds. Returns those that have landed, but for the records that are
+        `dead`."""
         try:
             for _ in range(ROUNDS_MAX):
-                self._dead, self._failures = [], []
-                admitted = [write for write in writes if write.key not in postponed] if postponed else writes
+                self.dead, self._failures = [], []
+                admitted = [write for write in writes if write.key not in self.postponed]
                 try:
                     if (failed := self._attempt(admitted)) is not None:
                         with self._session.savepoint("feedq_target"):
                             self._land_around(admitted, failed)
                 except OverBudget as over:
-                    postponed |= over.feeds
+                    self.postponed |= over.feeds
                 else:
-                    return TargetOutcome(admitted, self._dead, postponed=postponed)
-            return TargetOutcome(postponed=_each(writes, next(iter(postponed.values()))))
+                    return admitted
+            self.postponed = _each(writes, next(iter(self.postponed.values())))
         except TargetBusy as busy:
-            is_locked = busy.scope is ErrorScope.LOCKED
-            return TargetOutcome(postponed=_each(writes, str(busy)), is_locked=is_locked)
+            self.postponed = _each(writes, str(busy))
+            self.is_locked = busy.scope is ErrorScope.LOCKED
         except TargetBroken as broken:
             # By itself each feed is judged anew: it need not be all of them.
             if self._briefly:
-                return TargetOutcome(postponed=_each(writes, str(broken)))
-            return TargetOutcome(unusable=_each(writes, str(broken)))
+                self.postponed = _each(writes, str(broken))
+            else:
+                self.unusable = _each(writes, str(broken))
+        self.dead = []
+        return ()
 
     def land_records(self, records: Sequence[SuspectRecord]) -> list[DeadRecord]:
         """Land what can be of these records, each as a feed of its own; returns those that are refused.
@@ -192,7 +183,7 @@ class TargetLanding:
         """
         refused, _ = bisect(records, self._attempt_records)
         self._blame_table(refused, (), records)
-        return self._dead + refused
+        return self.dead + refused
 
     def _land_around(self, writes: Sequence[FeedWrite], failed: FailedAttempt) -> None:
         """Land what can be of writes that were refused together."""
@@ -200,14 +191,14 @@ class TargetLanding:
         records = list(SuspectRecord.of_writes(writes))
         refused, left = bisect(records, self._attempt_records, failed=failed, failures_max=FAILURES_MAX)
         self._blame_table(refused, left, records)
-        if self._briefly and (left or (refused and self._postpones_refused)):
+        if self._briefly and left:
             blamed = {suspect.write.key: why for suspect, why in refused}
             raise OverBudget(blamed or _each(writes, failed.error))
-        self._dead += refused
+        self.dead += refused
         if left:
             kept, unfit = self._plan.screen(left)
-            self._dead += unfit
-            self._dead += bisect(kept, self._attempt_records)[0]
+            self.dead += unfit
+            self.dead += bisect(kept, self._attempt_records)[0]
 
     def _blame_table(self, refused: Sequence[object], left: Sequence[object], all_: Sequence[object]) -> None:
         """Raise `TargetBroken` if it has taken nothing, and all that it said are errors that tables raise."""
@@ -229,7 +220,7 @@ class TargetLanding:
         conflicts_left = 1 if self._briefly else CONFLICTS_MAX
         while True:
             try:
-                unfit = Unfit(briefly=self._briefly, postpones_refused=self._postpones_refused)
+                unfit = Unencodable(briefly=self._briefly)
                 with self._session.savepoint("feedq_attempt"):
                     self._plan.land(writes, unfit.add)
             except self._session.errors as error:
@@ -243,7 +234,7 @@ class TargetLanding:
                     return failed
                 conflicts_left -= 1
             else:
-                self._dead += unfit.records
+                self.dead += unfit.records
                 return None
 
     def _failed(self, error: Exception) -> FailedAttempt:

@@ -3,8 +3,10 @@
 `SinkSession` is the skeleton of all databases. What each of them does its own way is in `feedq.sinks.postgresql`
 and `feedq.sinks.sql`: how to `open` a connection, the plan that lands records in a target (`plan_type`), the
 statements that commit the ledger, and what an error means (`scope`). Above it everything is written once:
-`feedq.sinks.groupcommit` lands and advances, `feedq.sinks.fencing` raises epochs, `feedq.sinks.upkeep` tries dead
-letters again.
+`feedq.sinks.transactional` lands and advances, `feedq.sinks.fencing` raises epochs, `feedq.sinks.upkeep` tries
+dead letters again.
+
+A `TargetPlan` says how records get into one table. It is worked out once, and used until the table changes.
 
 A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
 new connection behind our back after an error, which is why a broken session refuses to be used. SQLAlchemy's
@@ -24,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
@@ -35,28 +38,34 @@ from sqlalchemy import (
     Executable,
     Select,
     Table,
+    TableClause,
     and_,
     bindparam,
+    column,
+    false,
     insert,
     inspect,
+    null,
     select,
+    table,
 )
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.core.model import JSON, FeedKey
 from feedq.errors import InvalidInput
+from feedq.records.cursor import ascii_text, cursor_of
+from feedq.records.pointer import parse_pointer
 from feedq.sinks.base import (
     Checkpoint,
     DeadRecord,
     FeedWrite,
+    SuspectRecord,
     Target,
     parts,
     why_nowhere,
 )
-from feedq.sinks.checkpoints import LastCommit, ascii_text, cursor_of
-from feedq.sinks.copytext import UnreadableRecord
-from feedq.sinks.mapping import ColumnType
-from feedq.sinks.plan import TargetPlan
+from feedq.sinks.copytext import ColumnRows, SetAside, UnreadableRecord
+from feedq.sinks.mapping import ColumnType, Origin
 from feedq.sinks.table_definitions import added_columns, checkpoint, dead_letter, made_table
 from feedq.sinks.target_table import (
     DEFAULT_COLUMNS,
@@ -64,6 +73,7 @@ from feedq.sinks.target_table import (
     TableName,
     TableShape,
     Types,
+    column_sources,
     misdeclared,
     problem,
     written_columns,
@@ -111,6 +121,54 @@ class AnswerLost(Exception):
 class TargetChanged(Exception):
     """A table has changed since its plan was made: what it refused may not be the records' fault, and what it took
     may be wrong."""
+
+
+class TargetPlan(ABC):
+    """A plan for one target on one session. Methods raise the session's errors."""
+
+    def __init__(self, session: SinkSession, target: Target, shape: TableShape) -> None:
+        """Raises `UnreadableRecord` for a constant that its column does not take."""
+        self.session = session
+        self.target = target
+        self.shape = shape
+        self.columns = written_columns(target, shape.columns)
+        """What is written of the table, in order."""
+        self.rows = ColumnRows(target, shape.columns)
+        self.table: TableClause = table(shape.name, *map(column, self.columns), schema=shape.schema)
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The fields of records that some column takes, or a part of."""
+        sources = column_sources(self.target, self.shape.columns)
+        pointers = (p for s in sources if s.origin is Origin.POINTER for p in (s.pointer, *s.alternatives))
+        return frozenset(parse_pointer(pointer)[0] for pointer in pointers)
+
+    @abstractmethod
+    def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
+        """Send all records of these writes but those that cannot be encoded, which are ``set_aside``. Commits
+        nothing."""
+
+    def land_nothing(self) -> None:
+        """Have the database judge a statement that lands no row."""
+        nothing = select(*(null().label(name) for name in self.columns)).where(false())
+        self.session.execute(insert(self.table).from_select(list(self.columns), nothing))
+
+    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
+        """A row by its columns, as texts; None is NULL. Raises `UnreadableRecord`."""
+        return dict(zip(self.columns, self.rows.texts(*suspect), strict=True))
+
+    def row_of(self, error: Any) -> int | None:
+        """The row, from 0, that the database stopped at when it was last written. A hint, nothing more."""
+        return self.session.row_of(error)
+
+    def screen(self, suspects: Sequence[SuspectRecord]) -> tuple[Sequence[SuspectRecord], list[DeadRecord]]:
+        """Those that may land, and those that surely cannot: for when many were refused."""
+        return suspects, []
+
+    def detours(self, error: Any) -> bool:
+        """Have the next attempt take another way, if what raised this error can land by one; returns whether it
+        can."""
+        return False
 
 
 class SinkSession(ABC):
@@ -225,7 +283,7 @@ class SinkSession(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Open a transaction."""
+        """Open a transaction in which constraints are checked with each statement."""
 
     def begin_for_person(self) -> None:
         """Begin a transaction on records that a person asked for."""
@@ -326,13 +384,9 @@ class SinkSession(ABC):
     # -- checkpoints ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
+    def lock(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Begin a transaction and lock the checkpoints that are as these feeds left them, in the order of their
-        ids, to the end of it; returns the keys of the others, and of those that somebody else has locked.
-
-        With ``check_at_once`` constraints that are deferred to the commit, where the database has such, are
-        checked with each statement.
-        """
+        ids, to the end of it; returns the keys of the others, and of those that somebody else has locked."""
 
     @abstractmethod
     def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
@@ -343,16 +397,6 @@ class SinkSession(ABC):
         """Raise epochs, in one statement: that is a transaction of the server's own, which a client that freezes
         cannot hold open."""
 
-    def owners(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
-        """The workers that fenced these feeds last: only they write to the checkpoints, and so can have them
-        locked for long."""
-        found: dict[int, UUID | None] = {}
-        self.set_lock_timeout(self.lock_timeout_s)
-        for part in parts(feed_ids):
-            rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
-            found |= {row.feed_id: uuid_of(row.owner) for row in rows}
-        return found
-
     def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
         """Returns the feeds whose checkpoints somebody has locked."""
         locked: set[int] = set()
@@ -361,16 +405,14 @@ class SinkSession(ABC):
             locked |= set(there) - set(self.connection.scalars(self.locking(part, skip_locked=True)))
         return locked
 
-    def last_commits(self, feed_ids: Sequence[int], *, lock: bool) -> dict[int, LastCommit]:
-        """Epochs and last commits of those feeds that the sink knows. To ``lock`` them waits for a commit in
-        flight, which a plain read would miss."""
-        found: dict[int, LastCommit] = {}
-        if lock:
-            self.begin()
+    def checkpoints_of(self, feed_ids: Iterable[int], *, lock: bool = False) -> dict[int, Checkpoint]:
+        """Reads the checkpoints of those feeds that the sink knows. To ``lock`` them, in the transaction that is
+        open, waits for a commit in flight."""
+        found: dict[int, Checkpoint] = {}
         for part in parts(sorted(feed_ids)):
-            plain = select(c.feed_id, c.epoch, c.commit_id).where(self.of(part))
-            for row in self.execute(self.locking(part) if lock else plain):
-                found[row.feed_id] = LastCommit(row.epoch, uuid_of(row.commit_id))
+            if lock:
+                self.execute(self.locking(part))
+            found |= {one.feed_id: one for one in self.find_checkpoints(c.feed_id.in_(part))}
         return found
 
     def locking(self, feed_ids: Sequence[int], *, skip_locked: bool = False) -> Select[*tuple[Any, ...]]:
@@ -401,6 +443,8 @@ class SinkSession(ABC):
                 commit_id=uuid_of(row.commit_id),
                 feed_uuid=UUID(str(row.feed_uuid)),
                 installation=UUID(str(row.installation)),
+                owner=UUID(str(row.owner)),
+                is_given=row.is_given,
             )
             for row in rows
         ]
@@ -410,8 +454,8 @@ class SinkSession(ABC):
     def ensure_bookkeeping(self) -> None:
         """Make feedq's own tables if they are not there."""
         self.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
-        for table in (checkpoint, dead_letter):
-            self.make(table)
+        for own in (checkpoint, dead_letter):
+            self.make(own)
 
     def make(self, table: Table) -> None:
         """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""

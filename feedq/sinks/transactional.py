@@ -1,43 +1,62 @@
-"""The sink for databases with transactions: data and checkpoint in one of them, gated by the epoch.
+"""The sink for databases with transactions: records of many feeds and their checkpoints in one of them.
 
 `TransactionalSink` holds one session, opens it when it is first needed and again after it broke, and decides what
-an error means for the caller. `feedq.sinks.groupcommit` commits a group; what each database does in its own way is
-in its `feedq.sinks.session.SinkSession`.
+an error means for the caller. What each database does in its own way is in its
+`feedq.sinks.session.SinkSession`. A `GroupCommit` is one transaction::
 
-It relies on this: whoever commits a feed's records holds the feed's checkpoint row locked from before the first
-record until the commit, under an epoch that the row still has. So a stale owner can commit nothing, and a
-successor that has fenced sees everything that its predecessor ever committed.
+    begin ─ lock my checkpoints ─ land, a COPY per target ─ advance checkpoints ─ write dead letters ─ commit
+                  │ not as it was left:
+                  └ nothing of that feed is written
+
+The locks come first, and are held until the commit, under an epoch that the row still has. So a stale owner can
+commit nothing, and a successor's fence waits for them, and sees everything that its predecessor ever committed.
+Killed, frozen or cut off at any point before the commit, nothing has happened.
+
+Targets land under savepoints, and what one refuses is found and set aside there (`feedq.sinks.refusals`). So one
+transaction is enough, except in four cases in which `TransactionalSink.write` begins another one: the connection
+had died before, a deadlock ended the transaction, a table has changed, or the dead letters or the commit were
+refused.
+
+An error of the database belongs to one record, one feed, or the sink, in this order: only an error at the
+checkpoints, which all feeds need, is the sink's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Concatenate, Final, ParamSpec, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
+from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.core.remedies import with_remedy
 from feedq.errors import CommitUnknown, FeedqError, SinkUnavailable
 from feedq.sinks.base import (
+    Checkpoint,
+    DeadRecord,
     FeedWrite,
     FenceOutcome,
     FenceRequest,
     Target,
     Unusable,
     Written,
+    parts,
 )
-from feedq.sinks.checkpoints import LastCommit, UnknownCommit
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import GroupCommit, by_target
-from feedq.sinks.refusals import CONFLICTS_MAX
+from feedq.sinks.field_watch import watch_fields
+from feedq.sinks.mapping import Drift
+from feedq.sinks.refusals import CONFLICTS_MAX, OverBudget, TargetLanding, Unencodable
 from feedq.sinks.session import (
     CONFLICT_PAUSE_S,
     AnswerLost,
     ErrorScope,
     SinkSession,
     TargetChanged,
+    TargetPlan,
     application_name,
 )
 from feedq.sinks.upkeep import change_checkpoint, check, checkpoints, dead_letters, drop, preview, replay
@@ -48,10 +67,20 @@ T = TypeVar("T")
 READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+STATEMENT_TIMEOUT_S: Final = 300.0
+"""No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
+BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
+"""The same while other feeds wait: a target that takes longer, by a slow trigger for one, is written apart."""
+SAVEPOINTS_MAX: Final = 4
+"""Each takes a transaction id, of which a database has two billion until it freezes its rows: with one for each of
+a thousand tables, four times a second, those would be gone in a week. So several targets share one, until one of
+them refuses something."""
 SETTING: Final = "the sink's URL (FEEDQ_SINKS__…)"
 MAKE_TABLES: Final = (
     "feedq's own tables could not be made; until this role has connected once, it needs CREATE on the schema"
 )
+
+Groups = Mapping[Target, Sequence[FeedWrite]]
 
 
 def _on_session(
@@ -84,8 +113,6 @@ class TransactionalSink:
         """Targets that could not be written when last tried, because of somebody's lock."""
         self._unknown: UnknownCommit | None = None
         """The last commit, if its answer was lost."""
-        self._unknown_session: int | None = None
-        """The server's number of the session of that commit."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         def fence(session: SinkSession) -> list[FenceOutcome]:
@@ -109,10 +136,11 @@ class TransactionalSink:
             return settled
         groups = by_target(writes)
         failures: tuple[type[Exception], ...] = (TargetChanged, *self.session_type.errors)
-        was_refused, conflicts = False, 0
+        postponed: dict[FeedKey, str] = {}
+        conflicts = 0
         while True:
             session = self._connect()
-            commit = GroupCommit(session, briefly=briefly, locked=self._locked, was_refused=was_refused)
+            commit = GroupCommit(session, briefly=briefly, locked=self._locked, postponed=postponed)
             try:
                 if conflicts:
                     session.refresh(groups)
@@ -130,13 +158,13 @@ class TransactionalSink:
                     conflicts += 1
                 elif commit.is_the_sinks or (scope is ErrorScope.LOCKED and session.locks_all):
                     break
-                elif was_refused:
+                else:
                     # What is known of the targets may be what is wrong: they are inspected anew.
                     self.close()
                     why = f"the commit failed: {error if has_changed else session.explain(error)}"
-                    return Written({}, {}, (), {}, {write.key: why for write in writes})
-                else:
-                    was_refused = True
+                    # It may have been the dead letters that could not be kept.
+                    blamed = commit.written.dead or [write.key for write in writes]
+                    postponed |= dict.fromkeys(blamed, why)
             except AnswerLost as lost:
                 raise self._unknown_commit(session, writes, commit.written) from lost
             except BaseException:
@@ -148,7 +176,7 @@ class TransactionalSink:
     def _unknown_commit(
         self, session: SinkSession, writes: Sequence[FeedWrite], written: Written
     ) -> CommitUnknown:
-        self._unknown, self._unknown_session = UnknownCommit(writes, written), session.number
+        self._unknown = UnknownCommit(writes, written, session.number)
         self.close()
         return CommitUnknown(
             f"sink {mask_url(self._url)}: the answer to a commit of {len(writes)} feeds was lost"
@@ -161,14 +189,16 @@ class TransactionalSink:
             self._unknown = None
             return None
 
-        def last_commits(session: SinkSession) -> dict[int, LastCommit]:
-            if self._unknown_session is not None:
+        def committed(session: SinkSession) -> dict[int, Checkpoint]:
+            if unknown.session is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
-                session.end_session(self._unknown_session)
+                session.end_session(unknown.session)
             session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
-            return session.last_commits([feed_id for feed_id, _ in unknown.written.landed], lock=True)
+            session.begin()
+            # A plain read would miss a commit in flight.
+            return session.checkpoints_of([feed_id for feed_id, _ in unknown.written.landed], lock=True)
 
-        settled = unknown.decide(self._do(last_commits))
+        settled = unknown.decide(self._do(committed))
         self._unknown = None
         return settled
 
@@ -262,3 +292,215 @@ class TransactionalSink:
         with suppress(*session.errors):
             return "" if session.is_broken else session.remedy(error)
         return ""
+
+
+class GroupCommit:
+    """One transaction for a group. Used once."""
+
+    def __init__(
+        self,
+        session: SinkSession,
+        *,
+        briefly: bool,
+        locked: set[Target],
+        postponed: Mapping[FeedKey, str],
+    ) -> None:
+        """``locked``: targets that were found locked, not to be waited for again; kept up to date here.
+        ``postponed``: feeds that are not to be written, and why."""
+        self._session = session
+        self._briefly = briefly
+        self._locked = locked
+        self._has_waited = False
+        self.is_the_sinks = True
+        """Whether what is done at this moment is for all feeds: if it fails, the sink is away."""
+        self.written = Written({}, {}, (), {})
+        """What has happened if the commit has."""
+        self._landed: dict[FeedKey, int] = {}
+        self._dead: list[DeadRecord] = []
+        self._unusable: dict[FeedKey, str] = {}
+        self._postponed = dict(postponed)
+
+    def run(self, groups: Groups) -> Written:
+        """Land and advance.
+
+        Raises:
+            AnswerLost: of the commit; the session is closed.
+            TargetChanged, errors of the session: nothing was written; the transaction may be open, or broken.
+        """
+        writes = self._find_usable(groups)
+        if not writes:
+            return Written({}, {}, (), self._unusable, self._postponed)
+        not_locked = self._begin(writes)
+        if not_locked:
+            self._tell_locked([write for write in writes if write.key in not_locked])
+        lost = not_locked - self._postponed.keys()
+        left_out = not_locked | self._unusable.keys() | self._postponed.keys()
+        landings = [
+            (self._session.plan(target), admitted)
+            for target, group in groups.items()
+            if (admitted := [write for write in group if write.key not in left_out] if left_out else group)
+        ]
+        self.is_the_sinks = False
+        for some in parts(landings, -(-len(landings) // SAVEPOINTS_MAX) or 1):
+            if len(some) == 1 or not self._land_together(some):
+                for plan, admitted in some:
+                    self._land(plan, admitted)
+        targets = [plan.target for plan, group in landings if any(w.key in self._landed for w in group)]
+        return self._commit(writes, targets, lost)
+
+    def _find_usable(self, groups: Groups) -> list[FeedWrite]:
+        """The writes that are not without hope whatever their records."""
+        wrong = self._session.get_ready(groups)
+        for target in groups:
+            is_watched = target.drift is not Drift.IGNORE and target not in wrong
+            if is_watched and (why := watch_fields(self._session, target, groups[target])):
+                wrong[target] = why
+        usable: list[FeedWrite] = []
+        for target, group in groups.items():
+            why_none = wrong.get(target)
+            for write in group:
+                if write.key in self._postponed:
+                    continue
+                if why := why_none or self._session.unkeepable(write):
+                    self._unusable[write.key] = why
+                else:
+                    usable.append(write)
+        return usable
+
+    def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
+        """Lock the checkpoints that are as we left them, to the end; returns the keys of the other feeds."""
+        session = self._session
+        session.set_lock_timeout(session.lock_timeout_s)
+        session.set_statement_timeout(BRIEF_STATEMENT_TIMEOUT_S if self._briefly else STATEMENT_TIMEOUT_S)
+        return session.lock(writes)
+
+    def _tell_locked(self, writes: Sequence[FeedWrite]) -> None:
+        """Postpone those whose checkpoint is as they left it: somebody has it locked."""
+        known = self._session.checkpoints_of([write.feed_id for write in writes])
+        for write in writes:
+            last = known.get(write.feed_id)
+            if last is not None and last.is_left_by(write):
+                self._postponed[write.key] = "its checkpoint is locked"
+
+    def _land_together(self, landings: Sequence[tuple[TargetPlan, Sequence[FeedWrite]]]) -> bool:
+        """Land in several targets under one savepoint; False if one refused something: then nothing has landed."""
+        unfit = Unencodable(briefly=self._briefly)
+        plan = None
+        try:
+            with self._session.savepoint("feedq_together"):
+                for plan, writes in landings:
+                    self._bound_locks(plan)
+                    plan.land(writes, unfit.add)
+        except OverBudget:
+            return False
+        except self._session.errors as error:
+            if self._session.is_broken or not self._session.can_undo(error):
+                raise
+            if (
+                plan is not None
+                and not plan.detours(error)
+                and self._session.scope(error) is ErrorScope.LOCKED
+            ):
+                self._note_lock(plan)
+            return False
+        self._count((write for _, writes in landings for write in writes), unfit.records)
+        return True
+
+    def _land(self, plan: TargetPlan, writes: Sequence[FeedWrite]) -> None:
+        self._bound_locks(plan)
+        landing = TargetLanding(plan, briefly=self._briefly)
+        self._count(landing.land(writes), landing.dead)
+        self._unusable |= landing.unusable
+        self._postponed |= landing.postponed
+        if landing.is_locked:
+            self._note_lock(plan)
+        else:
+            self._locked.discard(plan.target)
+
+    def _bound_locks(self, plan: TargetPlan) -> None:
+        """One wait is enough for all who wait with it."""
+        is_patient = not self._has_waited and plan.target not in self._locked
+        self._session.set_lock_timeout(self._session.lock_timeout_s if is_patient else 0)
+
+    def _note_lock(self, plan: TargetPlan) -> None:
+        self._has_waited = True
+        self._locked.add(plan.target)
+
+    def _count(self, landed: Iterable[FeedWrite], dead: Sequence[DeadRecord]) -> None:
+        self._landed |= {write.key: write.records for write in landed}
+        for suspect, _ in dead:
+            self._landed[suspect.write.key] -= 1
+        self._dead += dead
+
+    def _commit(self, writes: Sequence[FeedWrite], targets: Sequence[Target], lost: set[FeedKey]) -> Written:
+        session, commit_id = self._session, uuid4()
+        self.written = Written(
+            self._landed,
+            dict(Counter(suspect.write.key for suspect, _ in self._dead)),
+            tuple(sorted(lost)),
+            self._unusable,
+            self._postponed,
+            {suspect.write.key: error for suspect, error in self._dead},
+            commit_id,
+        )
+        if not self._landed:
+            session.rollback()
+            return self.written
+        session.check_unchanged(targets)
+        self.is_the_sinks = True
+        session.advance([write for write in writes if write.key in self._landed], self._landed, commit_id)
+        self.is_the_sinks = False
+        if self._dead:
+            session.write_dead_letters(self._dead)
+        session.commit()
+        return self.written
+
+
+def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:
+    groups: dict[Target, list[FeedWrite]] = {}
+    # Most feeds of a target share one object, and to look at all that makes two targets equal takes longer.
+    same: dict[int, list[FeedWrite]] = {}
+    for write in writes:
+        group = same.get(id(write.target))
+        if group is None:
+            group = same[id(write.target)] = groups.setdefault(write.target, [])
+        group.append(write)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownCommit:
+    """A commit whose answer was lost.
+
+    A group commit is one transaction: if one of its feeds carries its ``commit_id``, all of it happened. A feed
+    that still carries what it was to continue says that nothing of it did. Any other ``commit_id`` tells nothing:
+    the checkpoint is lost, and the feed has to be fenced anew.
+    """
+
+    writes: Sequence[FeedWrite]
+    written: Written
+    """What it did, if it happened."""
+    session: int | None = None
+    """The server's number of its session, for `SinkSession.end_session`."""
+
+    def covers(self, writes: Sequence[FeedWrite]) -> bool:
+        """Whether these were all part of it, as they are."""
+        mine = {write.key: write for write in self.writes}
+        return all(mine.get(write.key) == write for write in writes)
+
+    def decide(self, checkpoints: Mapping[int, Checkpoint]) -> Written | None:
+        """What the commit did; None when nothing of it happened. ``checkpoints`` is by feed id."""
+        written = self.written
+        committed = [write for write in self.writes if write.key in written.landed]
+        known = [(write, last) for write in committed if (last := checkpoints.get(write.feed_id)) is not None]
+        landed = {write.key for write, last in known if last.commit_id == written.commit_id}
+        if not landed and any(last.is_left_by(write) for write, last in known):
+            return None
+        # What is as it was left beside others that have landed was put back by hand, it alone.
+        lost = [write.key for write in committed if write.key not in landed]
+        return replace(
+            written,
+            landed={key: n for key, n in written.landed.items() if key in landed},
+            dead={key: n for key, n in written.dead.items() if key in landed},
+            lost=(*written.lost, *lost),
+        )

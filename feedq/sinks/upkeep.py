@@ -16,7 +16,8 @@ from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Select, delete, insert, select, update
 
-from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.errors import Conflict, InvalidInput, SinkUnavailable
+from feedq.records.cursor import ascii_text, cursor_of
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,
@@ -30,11 +31,9 @@ from feedq.sinks.base import (
     anybody,
     parts,
 )
-from feedq.sinks.checkpoints import ascii_text, cursor_of, not_its_own, taken_meanwhile
 from feedq.sinks.copytext import UnreadableRecord
-from feedq.sinks.plan import TargetPlan
 from feedq.sinks.refusals import TargetBroken, TargetBusy, TargetLanding
-from feedq.sinks.session import AnswerLost, SinkSession, TargetChanged, parameter
+from feedq.sinks.session import AnswerLost, SinkSession, TargetChanged, TargetPlan, parameter
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
 d = dead_letter.c
@@ -214,9 +213,8 @@ def change_checkpoint(session: SinkSession, change: CheckpointChange) -> None:
     """
     old, identity = change.instead_of, change.identity
     session.begin_for_person()
-    ids = sorted({change.feed_id, *([] if old is None else [old.feed_id])})
-    session.execute(session.locking(ids))
-    there = {one.feed_id: one for one in session.find_checkpoints(c.feed_id.in_(ids))}
+    ids = {change.feed_id, *([] if old is None else [old.feed_id])}
+    there = session.checkpoints_of(ids, lock=True)
     if old is not None:
         now = there.get(old.feed_id)
         if now is None or (now.commit_id, now.feed_uuid) != (old.commit_id, old.feed_uuid):
@@ -242,3 +240,17 @@ def change_checkpoint(session: SinkSession, change: CheckpointChange) -> None:
         session.execute(update(checkpoint).where(found).values(**values, updated_at=utc_now()))
     change.judge()
     _commit(session, f"feed {change.feed!r} has the new cursor, or the one that it had; look again")
+
+
+def taken_meanwhile(old: Checkpoint) -> Conflict:
+    return Conflict(
+        f"the checkpoint of {old.whose} is written to at this moment, or was taken by somebody else: stop "
+        "those feeds first, then adopt it again"
+    )
+
+
+def not_its_own(change: CheckpointChange) -> Conflict:
+    return Conflict(
+        f"feed {change.feed!r}: the sink has the checkpoint of another feed under its number {change.feed_id}; "
+        "remove the feed and declare it again, and it gets another number"
+    )

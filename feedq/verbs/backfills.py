@@ -26,8 +26,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.roles import AccessRole
 from feedq.core.selection import Selection
 from feedq.errors import InvalidInput
-from feedq.sinks.base import Sink, parse_sink
-from feedq.sinks.checkpoints import check_cursor
+from feedq.sinks.base import Sink, check_cursor, parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.cursors import checkpoint_of, sink_of
 from feedq.verbs.registry import At, Expected, NameArgument, Page, verb

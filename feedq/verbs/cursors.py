@@ -32,8 +32,7 @@ from feedq.core.model import JSON, ChangedCursor, Feed, FeedSpec, StartCursor, T
 from feedq.core.moments import DEFAULT_ZONE, parse_moment_near
 from feedq.core.roles import AccessRole
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound, SinkUnavailable
-from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, parse_sink
-from feedq.sinks.checkpoints import check_cursor, owner_of
+from feedq.sinks.base import Checkpoint, CheckpointChange, Judge, Sink, anybody, check_cursor, parse_sink
 from feedq.verbs.registry import At, Expected, NameArgument, OpenSink, Past, verb
 
 
@@ -203,7 +202,7 @@ def adopt_checkpoint(
             give(sink, feed, old, still_own(at, name))
     if not dry_run:
         at.store.feeds.restart(name)
-    return Adopted(name, owner_of(old), dry_run)
+    return Adopted(name, old.whose, dry_run)
 
 
 def checkpoint_of(sink: Sink, feed: Feed) -> Checkpoint | None:
@@ -245,7 +244,7 @@ def to_adopt(sink: Sink, feed: Feed, *, number: int | None = None, force: bool =
             f"no other feed named {feed.name!r} has a checkpoint in the sink; available: {numbers}"
         )
     if len(found) > 1:
-        listed = "\n".join(f"  {one.feed_id}: {owner_of(one)}" for one in found)
+        listed = "\n".join(f"  {one.feed_id}: {one.whose}" for one in found)
         raise InvalidInput(
             f"the sink has several checkpoints of that name; choose one with --number\n{listed}"
         )
@@ -310,7 +309,7 @@ def begun(
             if spec.name in starts:
                 what = "adopted" if adopt else "it is left alone, as the manifest says where to begin"
             sink = parse_sink(spec.sink).name
-            notes[spec.name] = f"sink {sink!r} has a checkpoint of {owner_of(last)}: {what}"
+            notes[spec.name] = f"sink {sink!r} has a checkpoint of {last.whose}: {what}"
     noted = [replace(c, note=notes[c.name]) if c.noun == "feed" and c.name in notes else c for c in changes]
     return Begun(noted, starts, unasked)
 

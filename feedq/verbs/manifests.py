@@ -25,8 +25,7 @@ from feedq.core.model import FeedSpec
 from feedq.core.schedule.spec import Queue, ScheduleSpec
 from feedq.core.values import did_you_mean, json_problems, read
 from feedq.errors import InvalidInput
-from feedq.sinks.base import parse_sink, target_of
-from feedq.sinks.checkpoints import check_cursor
+from feedq.sinks.base import check_cursor, parse_sink, target_of
 from feedq.sinks.event_time import event_time_finder
 from feedq.verbs import documents
 from feedq.verbs.documents import Document, DocumentError

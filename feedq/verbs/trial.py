@@ -34,10 +34,10 @@ from feedq.core.notices import NOTICES_MAX
 from feedq.core.passwords import mask_url, masked
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.records.batch import Batch, Records
+from feedq.records.cursor import cursor_text
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
-from feedq.sinks.checkpoints import cursor_text
 from feedq.verbs.manifests import option_problems
 from feedq.worker.first_records import hints
 from feedq.worker.sockets import Sockets

@@ -291,7 +291,7 @@ def test_a_landing_that_is_too_slow_for_a_group_is_written_apart(
         CREATE TRIGGER slowly BEFORE INSERT ON raw FOR EACH ROW EXECUTE FUNCTION slowly();
         """
     )
-    monkeypatch.setattr("feedq.sinks.groupcommit.BRIEF_STATEMENT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("feedq.sinks.transactional.BRIEF_STATEMENT_TIMEOUT_S", 0.2)
     sink = harness.sink()
     sink.fence([request(1, 1), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
     group = [write(1, 1, batch(b"1")), write(2, 1, batch(b"2"), target=OTHER)]

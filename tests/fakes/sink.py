@@ -36,8 +36,10 @@ from feedq.sinks.base import (
     Written,
     anybody,
 )
-from feedq.sinks.checkpoints import LastCommit, UnknownCommit, not_its_own, strangers, taken_meanwhile
+from feedq.sinks.fencing import strangers
 from feedq.sinks.mapping import ColumnType
+from feedq.sinks.transactional import UnknownCommit
+from feedq.sinks.upkeep import not_its_own, taken_meanwhile
 
 IDENTITY: Final = Identity(UUID(int=0), UUID(int=0))
 """Of feeds in tests that are about something else."""
@@ -57,6 +59,21 @@ class MemoryCheckpoint:
     installation: UUID = IDENTITY.installation
     is_given: bool = False
     updated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def as_read(self, feed_id: int) -> Checkpoint:
+        return Checkpoint(
+            feed_id,
+            self.feed or f"feed {feed_id}",
+            self.epoch,
+            self.cursor,
+            self.records,
+            self.updated_at,
+            self.commit_id,
+            self.feed_uuid,
+            self.installation,
+            self.owner,
+            self.is_given,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +209,7 @@ class MemorySink:
         unknown, self._unknown = self._unknown, None
         if unknown is None or not unknown.covers(writes):
             return None
-        rows = self.tables.checkpoints
-        return unknown.decide({n: LastCommit(row.epoch, row.commit_id) for n, row in rows.items()})
+        return unknown.decide({n: row.as_read(n) for n, row in self.tables.checkpoints.items()})
 
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         with self.tables.lock:
@@ -268,21 +284,8 @@ class MemorySink:
             return [one for one in self._known() if feeds is None or one.feed in feeds]
 
     def _known(self) -> list[Checkpoint]:
-        return [
-            Checkpoint(
-                feed_id,
-                row.feed or f"feed {feed_id}",
-                row.epoch,
-                row.cursor,
-                row.records,
-                row.updated_at,
-                row.commit_id,
-                row.feed_uuid,
-                row.installation,
-            )
-            for feed_id, row in self.tables.checkpoints.items()
-            if row.feed is not None
-        ]
+        rows = self.tables.checkpoints
+        return [row.as_read(feed_id) for feed_id, row in rows.items() if row.feed is not None]
 
     def change_checkpoint(self, change: CheckpointChange) -> None:
         with self.tables.lock:
@@ -345,7 +348,7 @@ class MemorySink:
 
     def _is_as_left(self, write: FeedWrite) -> bool:
         row = self.tables.checkpoints.get(write.feed_id)
-        return row is not None and LastCommit(row.epoch, row.commit_id).is_left_by(write)
+        return row is not None and row.as_read(write.feed_id).is_left_by(write)
 
     def _why_unusable(self, write: FeedWrite) -> str | None:
         if write.target.table in self.tables.unusable:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from uuid import uuid4
 
+import pymysql
 import pytest
 
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Blocked, Fenced, Target
+from feedq.sinks.session import CONFLICT_PAUSE_S
+from tests.cluster import wait_until
 from tests.contract.sink_conformance import SinkConformance
 from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
@@ -60,6 +65,37 @@ def test_an_ordinary_user_is_enough(harness: MariaDbHarness) -> None:
     assert successor.unblock([zombie]) == 1
     fence(successor, 1, 2, OTHER)
     assert successor.write([write(1, 2, batch(b"1", b"bad"), target=OTHER)]).dead == {(1, 2): 1}
+
+
+# -- own tables --------------------------------------------------------------------------------------
+
+
+def test_a_table_that_another_session_is_making_is_waited_for(
+    harness: MariaDbHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB refuses even to describe a table while somebody makes it."""
+    maker = harness.server.connect(DATABASE)
+    being_made = f"SELECT state FROM information_schema.processlist WHERE id = {maker.thread_id()}"
+    pauses: list[float] = []
+
+    def wait_for_state(state: object) -> None:
+        wait_until(lambda: harness.query(being_made) == state, limit_s=PATIENCE_S, what=f"{state}")
+
+    with ThreadPoolExecutor(1) as threads:
+        making = threads.submit(maker.cursor().execute, "CREATE TABLE feedq_checkpoint SELECT SLEEP(60)")
+        wait_for_state([("User sleep",)])
+
+        def stop_making(pause_s: float) -> None:
+            if pause_s:
+                harness.query(f"KILL {maker.thread_id()}")
+                assert isinstance(making.exception(PATIENCE_S), pymysql.Error)
+                wait_for_state([])
+            pauses.append(pause_s)
+
+        monkeypatch.setattr("feedq.sinks.session.time", SimpleNamespace(sleep=stop_making))
+        fence(harness.sink(), 1, 1)
+    assert harness.query("SELECT feed_id, epoch FROM feedq_checkpoint") == [(1, 1)]
+    assert pauses == [0.0, CONFLICT_PAUSE_S, 0.0], "the second table is made at once"
 
 
 # -- broken off --------------------------------------------------------------------------------------

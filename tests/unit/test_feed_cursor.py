@@ -11,7 +11,7 @@ import pytest
 from feedq.connectors.base import parse_options
 from feedq.core.model import JSON
 from feedq.errors import InvalidInput
-from feedq.sinks.checkpoints import check_cursor
+from feedq.sinks.base import check_cursor
 from tests.unit.command import Command, memory_sink
 
 pytestmark = pytest.mark.usefixtures("control")

@@ -24,7 +24,14 @@ from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured
 from feedq.records.batch import Records
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
-from feedq.records.cursor import CURSOR_BYTES_MAX, SMALL_BYTES, CursorReader
+from feedq.records.cursor import (
+    CURSOR_BYTES_MAX,
+    SMALL_BYTES,
+    CursorReader,
+    ascii_text,
+    cursor_of,
+    cursor_text,
+)
 from feedq.records.framing import (
     BYTE_ORDER_MARK,
     CsvFramer,
@@ -44,7 +51,6 @@ from feedq.records.pointer import (
     is_json,
 )
 from feedq.records.template import fill_in
-from feedq.sinks.checkpoints import ascii_text, cursor_of, cursor_text
 from tests.records import csv_records
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

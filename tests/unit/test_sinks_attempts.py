@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from feedq.core.model import FeedKey
 from feedq.records.batch import Records
-from feedq.sinks.base import FeedWrite, Target, Written
-from feedq.sinks.checkpoints import LastCommit, UnknownCommit
+from feedq.sinks.base import Checkpoint, FeedWrite, Target, Written
 from feedq.sinks.copyplan import DETOUR_FIRST, DETOUR_MAX, Detour
 from feedq.sinks.refusals import FailedAttempt, bisect
+from feedq.sinks.transactional import UnknownCommit
 
 
 class Table:
@@ -105,8 +105,9 @@ def unknown(*keys: FeedKey, **changes: object) -> UnknownCommit:
     return UnknownCommit(writes, Written(**{**facts, **changes}, commit_id=LOST))
 
 
-def at(epoch: int, commit_id: UUID | None) -> LastCommit:
-    return LastCommit(epoch, commit_id)
+def at(epoch: int, commit_id: UUID | None) -> Checkpoint:
+    anybody = uuid4()
+    return Checkpoint(1, "f1", epoch, 0, 0, datetime.now(UTC), commit_id, anybody, anybody, anybody, False)
 
 
 def test_our_commit_id_in_a_checkpoint_means_that_it_happened() -> None:
@@ -141,7 +142,7 @@ def test_nothing_happened_if_a_feed_still_ours_says_so_whatever_became_of_the_ot
 
 
 @pytest.mark.parametrize("checkpoints", [{1: at(9, OTHER)}, {1: at(9, None)}])
-def test_feeds_that_are_all_overtaken_are_lost(checkpoints: dict[int, LastCommit]) -> None:
+def test_feeds_that_are_all_overtaken_are_lost(checkpoints: dict[int, Checkpoint]) -> None:
     settled = unknown((1, 5)).decide(checkpoints)
     assert settled == Written(landed={}, dead={}, lost=((1, 5),), unusable={})
 

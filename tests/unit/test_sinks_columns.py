@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from feedq.core.model import JSON
 from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat, CsvReader, MalformedLine
+from feedq.records.cursor import cursor_text
 from feedq.records.pointer import MISSING, TextPointers, is_json
 from feedq.sinks import copytext
 from feedq.sinks import statements as arrays
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.checkpoints import cursor_text
 from feedq.sinks.copyplan import DefaultRows
 from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check, chunks, row_of, texts_of_row
 from feedq.sinks.copytext import encoded as encoded_around

@@ -1,6 +1,6 @@
 """Texts of records as values of columns: exactly, or not at all.
 
-What a column gets is read from the record as a text (see `feedq.sinks.sql.insertplan`), and converted here by the
+What a column gets is read from the record as a text (see `feedq.sinks.sql.session`), and converted here by the
 column's type. PostgreSQL's input functions refuse what does not fit; other databases round, cut off or guess,
 so whatever they would bend is refused here, and becomes a dead letter.
 

@@ -1,25 +1,34 @@
-"""What sessions with MariaDB, MySQL and SQLite have in common: the hot statements of the ledger, and tables as
-SQLAlchemy reflects them."""
+"""What sessions with MariaDB, MySQL and SQLite have in common: the hot statements of the ledger, tables as
+SQLAlchemy reflects them, and rows that are inserted, many at a time.
+
+A record is encoded by `feedq.sinks.copytext`, so that it lands here as it does in PostgreSQL, and its texts are
+converted to values by `feedq.sinks.sql.column_values`. What cannot be encoded or converted is refused before the
+database sees it, which tells the usual reasons apart without a single attempt. A NULL is for the database to
+judge, if it does: a trigger may put something in its place.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
+import sqlalchemy
 from sqlalchemy import (
     URL,
     ColumnCollection,
     Engine,
     Insert,
     Inspector,
+    MetaData,
     NullPool,
     Table,
     and_,
     case,
     create_engine,
     false,
+    insert,
     inspect,
     make_url,
     or_,
@@ -33,18 +42,19 @@ from sqlalchemy.types import TypeEngine
 from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
-from feedq.sinks.base import SYSTEM, FeedWrite, Target, parts
-from feedq.sinks.plan import TargetPlan
-from feedq.sinks.session import SinkSession, c
-from feedq.sinks.sql.column_values import Conversion, is_binary
-from feedq.sinks.sql.insertplan import InsertPlan
+from feedq.sinks.base import SYSTEM, FeedWrite, OnConflict, SuspectRecord, Target, parts
+from feedq.sinks.copytext import SetAside, UnreadableRecord, chunks, encoded, texts_of_row
+from feedq.sinks.session import SinkSession, TargetPlan, c
+from feedq.sinks.sql.column_values import Conversion, Unfit, is_binary
 from feedq.sinks.table_definitions import checkpoint, made_table, utc_now
 from feedq.sinks.target_table import Column, TableName, TableShape, Types, written_columns
 
 NewValues = Callable[[ColumnCollection[str, Any]], Mapping[str, Any]]
 """What a row whose key is there already gets, by column, from the row that was to be inserted."""
 CHECKPOINT_KEY: Final = ("environment", "feed_id")
-
+ROWS_AT_ONCE: Final = 1_000
+BYTES_AT_ONCE: Final = 256 * 1024
+"""Of records in one statement. PyMySQL cuts at 1 MB, with every byte escaped, and then rows are counted anew."""
 
 WHOLE_INDEX_ONLY: Final = ("_where", "_length")
 """Options of an index that covers some rows only, or the beginnings of values."""
@@ -101,7 +111,7 @@ class SqlSession(SinkSession):
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
-    def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
+    def lock(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         self.begin()
         found: dict[FeedKey, str | None] = {}
         for part in parts(sorted(write.key for write in writes)):
@@ -250,6 +260,77 @@ class SqlSession(SinkSession):
         return False
 
 
+class InsertPlan(TargetPlan):
+    """A plan that inserts rows into one target."""
+
+    session: SqlSession
+
+    def __init__(self, session: SqlSession, target: Target, shape: TableShape) -> None:
+        """Raises `Unfit` for a constant that its column does not take."""
+        super().__init__(session, target, shape)
+        columns = {name: shape.columns[name] for name in self.columns}
+        self._conversions: Mapping[str, Conversion] = {
+            name: session.conversion(column.own_type, is_json=column.type == "json")
+            for name, column in columns.items()
+        }
+        self._not_null = frozenset(
+            name
+            for name, column in columns.items()
+            if column.not_null and session.bends_null(column.own_type)
+        )
+        table = Table(
+            shape.name,
+            MetaData(),
+            *(sqlalchemy.Column(name, self._conversions[name].bound) for name in self.columns),
+            schema=shape.schema,
+        )
+        replaced = self.columns if target.on_conflict is OnConflict.UPDATE else ()
+        self._insert = (
+            session.upsert(table, target.key, lambda new: {name: new[name] for name in replaced})
+            if target.key
+            else insert(table)
+        )
+        self._done = 0
+        """Rows of the last `land` that were in the statements before the last one."""
+
+    def _values(self, texts: Sequence[str | None]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, text in zip(self.columns, texts, strict=True):
+            if text is not None:
+                try:
+                    values[name] = self._conversions[name].convert(text)
+                except UnreadableRecord as unfit:
+                    raise Unfit(f"column {name!r}: {unfit}") from None
+            elif name in self._not_null:
+                raise Unfit(f"Column {name!r} cannot be null")
+            else:
+                values[name] = None
+        return values
+
+    def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
+        self._done = 0
+        for part in _some_rows(self._rows_of(writes, set_aside)):
+            self.session.execute(self._insert, part)
+            self._done += len(part)
+
+    def _rows_of(
+        self, writes: Sequence[FeedWrite], set_aside: SetAside
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """The rows, each with the size of its record. Records that cannot be converted are ``set_aside``, too."""
+        for chunk in chunks(writes):
+            for spans, rows in encoded(chunk, self.rows.rows, set_aside):
+                suspects = (SuspectRecord(*span[:2], record) for span in spans for record in span.records)
+                for suspect, row in zip(suspects, rows.decode().split("\n"), strict=False):
+                    try:
+                        yield self._values(texts_of_row(row)), len(suspect.record)
+                    except UnreadableRecord as unreadable:
+                        set_aside(suspect, str(unreadable))
+
+    def row_of(self, error: Any) -> int | None:
+        row = self.session.row_of(error)
+        return None if row is None else self._done + row
+
+
 def parsed_url(url: str) -> URL:
     """Raises `InvalidInput`."""
     try:
@@ -346,3 +427,17 @@ def _is_whole(index: Mapping[str, Any]) -> bool:
     return all(index["column_names"]) and not any(
         value is not None for option, value in options.items() if option.endswith(WHOLE_INDEX_ONLY)
     )
+
+
+def _some_rows(rows: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
+    """Some rows at a time, never none, in order."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row, row_size in rows:
+        if part and (len(part) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += row_size
+    if part:
+        yield part

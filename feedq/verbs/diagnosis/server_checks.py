@@ -33,7 +33,6 @@ from feedq.core.remedies import driver_text, remedy
 from feedq.errors import FeedqError, InvalidInput
 from feedq.settings import Settings
 from feedq.sinks.base import Checkpoint, Target, opened_sink, target_of_feed
-from feedq.sinks.checkpoints import owner_of
 from feedq.verbs.diagnosis.checks import Check, fail, not_checked, ok, unreachable, warn
 from feedq.verbs.wording import NAMED_MAX, counted, some
 
@@ -327,7 +326,7 @@ def _owners(
         yield warn(
             f"others on {name}",
             f"{_counted_owners(lively)} writes here too, under the environment {environment!r}: "
-            f"{counted(len(lively), 'feed')}, such as {owner_of(lively[-1])}",
+            f"{counted(len(lively), 'feed')}, such as {lively[-1].whose}",
             "set FEEDQ_ENVIRONMENT to another name for each installation, before two of their feeds share a name",
         )
     if left := [one for one in strangers if one not in lively]:
