@@ -31,9 +31,8 @@ from feedq.cli.choosing import chooses_feeds
 from feedq.cli.options import Duration
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.messages import MessageOptions
-from feedq.connectors.record_options import FramingOptions
-from feedq.connectors.wire.remote import RemoteOptions
-from feedq.connectors.wire.request import RequestOptions
+from feedq.connectors.reading import FramingOptions
+from feedq.connectors.wire.remote import RemoteOptions, RequestOptions
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.core import worker as core
 from feedq.core.values import Entry, Number, exact_duration, parse_duration

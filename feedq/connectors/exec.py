@@ -26,7 +26,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors import leash
 from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
-from feedq.connectors.record_options import StreamOptions
+from feedq.connectors.reading import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
 from feedq.core.model import JSON, known_as
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable

@@ -38,8 +38,7 @@ from zlib import crc32
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
-from feedq.connectors.reading import RecordStream
-from feedq.connectors.record_options import FramingOptions
+from feedq.connectors.reading import FramingOptions, RecordStream
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable

@@ -28,10 +28,8 @@ import msgspec
 from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
-from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient, named
-from feedq.connectors.http.options import HttpRequestOptions
-from feedq.connectors.reading import RecordStream
-from feedq.connectors.record_options import CursorOptions
+from feedq.connectors.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.reading import CursorOptions, RecordStream
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.records.batch import Batch, Records, as_lines

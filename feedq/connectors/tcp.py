@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.record_options import StreamOptions
+from feedq.connectors.reading import StreamOptions
 from feedq.connectors.wire.connection import READ_BYTES, Connection, open_connection
 from feedq.connectors.wire.remote import RemoteOptions, Scheme, check_template
 from feedq.core.model import JSON

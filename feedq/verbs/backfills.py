@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from feedq.connectors.base import ConnectorOptions, parse_options, show_cursor
-from feedq.connectors.record_options import CursorOptions
+from feedq.connectors.reading import CursorOptions
 from feedq.control.store.feeds import no_backfill
 from feedq.control.store.history import EventFilter
 from feedq.control.store.jobs.schedules import KEY_MAX

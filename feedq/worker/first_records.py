@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from feedq.connectors.base import ConnectorOptions, load_connector
-from feedq.connectors.record_options import CursorOptions
+from feedq.connectors.reading import CursorOptions
 from feedq.core.json_texts import read_json
 from feedq.core.model import FeedSpec
 from feedq.core.values import did_you_mean

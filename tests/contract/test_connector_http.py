@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from feedq.connectors.http import HttpConnector
-from feedq.connectors.http.client import location_of, places_for_headers
+from feedq.connectors.http_client import location_of, places_for_headers
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES

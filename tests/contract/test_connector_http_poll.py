@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.http import HttpConnector, polling
+from feedq.connectors import http_polling
+from feedq.connectors.http import HttpConnector
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, serving
@@ -395,7 +396,7 @@ async def test_pages_in_a_circle_are_told() -> None:
 async def test_a_poll_asks_for_a_bounded_number_of_pages_and_the_next_one_goes_on_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(polling, "PAGES_MAX", 4, raising=False)
+    monkeypatch.setattr(http_polling, "PAGES_MAX", 4, raising=False)
 
     def reply(asked: Asked) -> bytes:
         page = int(asked.parameter("page") or 1)

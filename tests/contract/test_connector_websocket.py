@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.websocket import WebsocketConnector, connection
+from feedq.connectors import websocket_connection
+from feedq.connectors.websocket import WebsocketConnector
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
 from feedq.records.framing import BYTE_ORDER_MARK
@@ -189,7 +190,7 @@ async def test_ignored_messages_are_no_records_and_have_no_cursor() -> None:
 
 async def test_pings_are_answered_while_nobody_takes_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A feed that is held back by a rate limit, or by its sink, is not to be given up by its source."""
-    monkeypatch.setattr(connection, "ANSWER_S", 0.01)
+    monkeypatch.setattr(websocket_connection, "ANSWER_S", 0.01)
 
     answers: list[tuple[int, bytes]] = []
     answered = asyncio.Event()

@@ -17,7 +17,8 @@ from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
 
-from feedq.connectors.nats import NatsConnector, consumer
+from feedq.connectors import nats_consumer
+from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.connector_conformance import ConnectorConformance, Served
@@ -121,7 +122,7 @@ async def test_a_message_that_is_delivered_again_is_dropped(
     server: PeerServer, monkeypatch: pytest.MonkeyPatch, retention: RetentionPolicy
 ) -> None:
     # As if the sink had been away for a day.
-    monkeypatch.setattr(consumer, "ACK_WAIT_S", 0.3)
+    monkeypatch.setattr(nats_consumer, "ACK_WAIT_S", 0.3)
 
     async with stream_on(server, retention=retention) as js:
         driver = driver_of(server.port)

@@ -14,9 +14,10 @@ from paho.mqtt.client import Client
 
 from feedq.connectors.base import BOUNDLESS, Room, parse_options
 from feedq.connectors.messages import Inbox, enclose, name_at_source
-from feedq.connectors.mqtt.options import MqttOptions, unshared
-from feedq.connectors.nats.client import NatsMessage
-from feedq.connectors.nats.consumer import (
+from feedq.connectors.mqtt import MqttOptions, unshared
+from feedq.connectors.nats import NatsCursor
+from feedq.connectors.nats_client import NatsMessage
+from feedq.connectors.nats_consumer import (
     Pulls,
     Received,
     Retention,
@@ -24,8 +25,7 @@ from feedq.connectors.nats.consumer import (
     StreamFacts,
     choose_start,
 )
-from feedq.connectors.nats.options import NatsCursor
-from feedq.connectors.redis.resp import DEPTH_MAX, BrokenAnswer, RedisLink
+from feedq.connectors.resp import DEPTH_MAX, BrokenAnswer, RedisLink
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import InvalidInput, SourceUnavailable
 from feedq.worker.batch_queue import InflightBudget

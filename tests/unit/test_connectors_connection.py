@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.tcp import TcpOptions
-from feedq.connectors.websocket.connection import Due, Pulse
+from feedq.connectors.websocket_connection import Due, Pulse
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import Dialed, explain, reason
 from feedq.errors import SourceSilent, SourceUnavailable

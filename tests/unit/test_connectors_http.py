@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.http.client import Gunzip, named
-from feedq.connectors.http.polling import (
+from feedq.connectors.http_client import Gunzip, named
+from feedq.connectors.http_polling import (
     Elements,
     PollAnswer,
     PollCursor,
@@ -22,7 +22,7 @@ from feedq.connectors.http.polling import (
     next_tick,
     within,
 )
-from feedq.connectors.wire.request import RETRY_AFTER_S_MAX, retry_after_s
+from feedq.connectors.wire.remote import RETRY_AFTER_S_MAX, retry_after_s
 from feedq.core.model import JSON
 from feedq.records.turns import PIECE_BYTES, at_once
 

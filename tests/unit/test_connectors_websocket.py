@@ -13,9 +13,8 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.websocket.connector import MessageFramer
-from feedq.connectors.websocket.frames import MessageReader
-from feedq.connectors.websocket.options import WebsocketOptions
+from feedq.connectors.websocket import MessageFramer, WebsocketOptions
+from feedq.connectors.websocket_connection import MessageReader
 from feedq.records.batch import Records
 from feedq.records.turns import at_once
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 
 from feedq.connectors.base import show_cursor
 from feedq.connectors.tcp import PING_BYTES_MAX, Ping, PingFramer
-from feedq.connectors.websocket.connector import Ignored
-from feedq.connectors.websocket.options import Rule
+from feedq.connectors.websocket import Ignored, Rule
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured
 from feedq.records.batch import Records

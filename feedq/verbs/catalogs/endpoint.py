@@ -15,8 +15,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
 from feedq.connectors.base import Context
-from feedq.connectors.http.client import NO_CONTENT, HttpClient
-from feedq.connectors.http.options import HttpRequestOptions
+from feedq.connectors.http_client import NO_CONTENT, HttpClient, HttpRequestOptions
 from feedq.core.clock import SystemClock
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
 from feedq.settings import Settings

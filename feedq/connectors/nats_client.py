@@ -19,7 +19,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from nkeys import NkeysError, from_seed
@@ -27,11 +27,14 @@ from nkeys import NkeysError, from_seed
 from feedq import __version__
 from feedq.connectors.base import Context
 from feedq.connectors.messages import SAID_CHARACTERS_MAX, Inbox, credential
-from feedq.connectors.nats.options import NatsOptions
 from feedq.connectors.wire.connection import Connection
 from feedq.core.json_texts import read_json
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+
+if TYPE_CHECKING:
+    from feedq.connectors.nats import NatsOptions
+
 
 INFO_BYTES_MAX: Final = 64 * 1024
 """It names the servers of a cluster, hundreds of them perhaps."""

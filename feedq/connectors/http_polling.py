@@ -25,13 +25,12 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from feedq.connectors.base import Context
-from feedq.connectors.http.client import NO_CONTENT, Answer, HttpClient
-from feedq.connectors.http.options import FRAMED, LINK, HttpOptions
+from feedq.connectors.http_client import NO_CONTENT, Answer, HttpClient
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.records.batch import Batch, Records
@@ -40,6 +39,12 @@ from feedq.records.framing import BYTE_ORDER_MARK, Refusal
 from feedq.records.pointer import MISSING, TextPointers, is_json
 from feedq.records.turns import PIECE_BYTES, Steps, in_turns
 
+if TYPE_CHECKING:
+    from feedq.connectors.http import HttpOptions
+
+
+FRAMED: Final = "framed"
+LINK: Final = "link"
 TAG_CHARACTERS_MAX: Final = 512
 """Longer ones are not kept: the position is written with every commit."""
 _TEXTS: Final = ("etag", "modified", "digest")

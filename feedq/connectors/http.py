@@ -1,63 +1,35 @@
-"""Options of ``http`` feeds; those of the request are those of ``sse`` feeds too."""
+"""The ``http`` connector: records out of one answer that never ends, or out of many short ones.
+
+``mode: stream`` asks once and cuts the answer into records as they come. The source resumes if the cursor stands
+in the request. What is left of a record when the answer ends is discarded, since a source that resumes sends it
+again, whole; only what is a whole JSON object or list at the certain end of an answer counts without its end mark.
+
+``mode: poll`` asks at an interval, follows the pages of an answer, and keeps its position in the cursor: see
+`feedq.connectors.http_polling`. A source that says when to ask again (429 and 503 with
+``Retry-After``) is asked then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-import httpx
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from feedq.connectors.record_options import StreamOptions
-from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme, check_template, parse_location
-from feedq.connectors.wire.request import RequestOptions
+from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions
+from feedq.connectors.http_polling import FRAMED, LINK, Poller
+from feedq.connectors.reading import StreamOptions
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.core.model import JSON
-from feedq.records.framing import RECORD_BYTES_MAX
-from feedq.records.pointer import parse_pointer
-from feedq.records.template import CURSOR
+from feedq.errors import SourceUnavailable
+from feedq.records.batch import Batch, Records
+from feedq.records.framing import RECORD_BYTES_MAX, Framer
+from feedq.records.pointer import is_json, parse_pointer
 
-SCHEMES: Final = {"http": Scheme(tls=False, port=80), "https": Scheme(tls=True, port=443)}
-FRAMED: Final = "framed"
-LINK: Final = "link"
 _POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes", "max_records")
 _FRAMING: Final = ("framing", "delimiter", "length_bytes", "length_order", "length_counts_itself")
-
-
-class HttpRequestOptions(RequestOptions):
-    """What is asked of an HTTP source, and how long its answer may take."""
-
-    SCHEMES: ClassVar[Mapping[str, Scheme]] = SCHEMES
-    OWN_HEADERS: ClassVar[frozenset[str]] = RequestOptions.OWN_HEADERS | {"expect", "te"}
-
-    url: str
-    """`http://host/path` or `https://host/path`. Path and query take placeholders."""
-    method: Literal["GET", "POST"] = "GET"
-    """Method of the request."""
-    body: Annotated[str, Field(max_length=2**20)] = ""
-    """With `method: POST`: body of the request. Takes placeholders."""
-    response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
-    """Time limit from a request to the beginning of its response."""
-
-    @field_validator("url")
-    @classmethod
-    def _check_host(cls, url: str) -> str:
-        try:
-            httpx.URL(str(parse_location(url, cls.SCHEMES)))
-        except httpx.InvalidURL:
-            raise ValueError("has an invalid host") from None
-        return url
-
-    @field_validator("body")
-    @classmethod
-    def _check_body(cls, body: str, info: ValidationInfo) -> str:
-        if body and info.data.get("method", "POST") != "POST":
-            raise ValueError("needs source.method POST")
-        return check_template(body, info)
-
-    @property
-    def asks_with_cursor(self) -> bool:
-        """Whether the cursor stands anywhere in the request."""
-        return any(f"{{{CURSOR}}}" in text for text in (self.url, self.body, *self.headers.values()))
 
 
 class HttpOptions(HttpRequestOptions, StreamOptions):
@@ -137,3 +109,62 @@ class HttpOptions(HttpRequestOptions, StreamOptions):
         given = [name for name in names if name in self.model_fields_set]
         if given:
             raise ValueError(f"{', '.join(given)} {why}")
+
+
+class HttpConnector:
+    """Makes one attempt to read a feed's source."""
+
+    Options: ClassVar[type[ConnectorOptions]] = HttpOptions
+
+    def __init__(self, options: HttpOptions, context: Context) -> None:
+        self._options = options
+        self._context = context
+
+    def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
+        """Batches after ``cursor``; never ends without an error.
+
+        Raises:
+            SourceUnavailable: not reached, no answer, one that broke off or ended, or one that says to try later.
+            SourceSilent: no byte for the idle timeout.
+            FeedMisconfigured: the source refuses the request, a record or an answer is over its limit, a
+                cursor cannot be kept, an address is not permitted, a TLS file is wrong.
+        """
+        if self._options.mode == "poll":
+            return Poller(self._options, self._context).stream(cursor)
+        return self._stream(cursor)
+
+    async def _stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
+        options, context = self._options, self._context
+        client = HttpClient(options, context, idle_timeout_s=options.idle_timeout_s)
+        async with aclosing(client), client.ask(cursor) as answer:
+            if answer.status in NO_CONTENT:
+                raise SourceUnavailable(f"{answer.where}: answered {answer.status}, and without content")
+            framer = options.stream_framer()
+            stream = options.record_stream(framer, context, where=answer.where, cursor=cursor)
+            context.on_connected()
+            while data := await answer.receive():
+                for batch in stream.take(data):
+                    yield batch
+            discarded = framer.pending
+            for batch in stream.batches(self._last(framer, answer)):
+                discarded = 0
+                yield batch
+        raise _closed(answer, discarded=discarded, heard=stream.was_heard)
+
+    def _last(self, framer: Framer, answer: Answer) -> Records:
+        """The record at the end of an answer that has no end mark, if it is sure to be whole."""
+        is_sure = self._options.format == "json" and answer.is_delimited and self._options.end_mark
+        if not framer.pending or not is_sure:
+            return Records()
+        (record,) = (last := framer.end(self._options.end_mark)).split() or (b"",)
+        # The beginning of a number is a number, but that of an object is nothing.
+        is_whole = record.lstrip()[:1] in (b"{", b"[") and is_json(record)
+        return last if is_whole else Records()
+
+
+def _closed(answer: Answer, *, discarded: int, heard: bool) -> SourceUnavailable:
+    if discarded:
+        when = f" in the middle of a record ({discarded} bytes)"
+    else:
+        when = "" if heard else " without any content"
+    return SourceUnavailable(f"{answer.where}: the source ended its answer{when}")

@@ -25,23 +25,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from feedq.connectors.base import BOUNDLESS, Context, Room, log_gap
 from feedq.connectors.messages import SAID_CHARACTERS_MAX, Acknowledgements, TakenMessages, enclose, oversize
-from feedq.connectors.nats.client import (
-    DESCRIPTION,
-    STATUS,
-    JetStreamRefusal,
-    NatsClient,
-    NatsMessage,
-)
-from feedq.connectors.nats.options import Deliver, NatsCursor, NatsOptions
+from feedq.connectors.nats_client import DESCRIPTION, STATUS, JetStreamRefusal, NatsClient, NatsMessage
 from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.records.batch import Batch
+
+if TYPE_CHECKING:
+    from feedq.connectors.nats import Deliver, NatsCursor, NatsOptions
+
 
 NANOSECONDS: Final = 1_000_000_000
 NOT_FOUND: Final = 404

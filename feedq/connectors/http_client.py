@@ -23,21 +23,31 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import h11
 import httpx
+from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context
-from feedq.connectors.http.options import SCHEMES, HttpRequestOptions
 from feedq.connectors.wire.connection import Connection, open_connection
-from feedq.connectors.wire.remote import Location
-from feedq.connectors.wire.request import USER_AGENT, retry_after_s, status_name
+from feedq.connectors.wire.remote import (
+    TIMEOUT_S_MAX,
+    USER_AGENT,
+    Location,
+    RequestOptions,
+    Scheme,
+    check_template,
+    parse_location,
+    retry_after_s,
+    status_name,
+)
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
-from feedq.records.template import fill_in
+from feedq.records.template import CURSOR, fill_in
 from feedq.records.turns import PIECE_BYTES, Steps, in_turns, others_turn
 
+SCHEMES: Final = {"http": Scheme(tls=False, port=80), "https": Scheme(tls=True, port=443)}
 HEAD_BYTES_MAX: Final = 64 * 1024
 """No answer has a larger head, and no chunk of one a longer header."""
 HEADERS_MAX: Final = 256
@@ -78,6 +88,43 @@ _ONLY_AN_EDIT_HELPS: Final[Mapping[int, str]] = {
 }
 _PERHAPS_FOR_NOW: Final = frozenset((403, 413))
 """With ``Retry-After`` these mean that we asked too often, or for too much, for now."""
+
+
+class HttpRequestOptions(RequestOptions):
+    """What is asked of an HTTP source, and how long its answer may take."""
+
+    SCHEMES: ClassVar[Mapping[str, Scheme]] = SCHEMES
+    OWN_HEADERS: ClassVar[frozenset[str]] = RequestOptions.OWN_HEADERS | {"expect", "te"}
+
+    url: str
+    """`http://host/path` or `https://host/path`. Path and query take placeholders."""
+    method: Literal["GET", "POST"] = "GET"
+    """Method of the request."""
+    body: Annotated[str, Field(max_length=2**20)] = ""
+    """With `method: POST`: body of the request. Takes placeholders."""
+    response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
+    """Time limit from a request to the beginning of its response."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_host(cls, url: str) -> str:
+        try:
+            httpx.URL(str(parse_location(url, cls.SCHEMES)))
+        except httpx.InvalidURL:
+            raise ValueError("has an invalid host") from None
+        return url
+
+    @field_validator("body")
+    @classmethod
+    def _check_body(cls, body: str, info: ValidationInfo) -> str:
+        if body and info.data.get("method", "POST") != "POST":
+            raise ValueError("needs source.method POST")
+        return check_template(body, info)
+
+    @property
+    def asks_with_cursor(self) -> bool:
+        """Whether the cursor stands anywhere in the request."""
+        return any(f"{{{CURSOR}}}" in text for text in (self.url, self.body, *self.headers.values()))
 
 
 class Answer:
