@@ -1,7 +1,7 @@
 """One TCP or TLS connection of a feed: opened within a time limit, read with a bound, cut at will.
 
 It is an `asyncio.Protocol` and not a pair of streams because thousands of them share a process: an idle
-connection holds an empty buffer, no timer, and nothing per byte or per chunk.
+connection holds an empty buffer, one timer, and nothing per byte or per chunk.
 
 Invariants:
 
@@ -19,10 +19,7 @@ import asyncio
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from feedq.connectors.base import Context, Room
 from feedq.connectors.wire.dialing import Dialed, bounded, dial_host, explain
@@ -46,65 +43,6 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-
-
-class IdleWatch:
-    """Ends the connections of one event loop on which nothing has come for too long.
-
-    They are in a heap, by when each is to be looked at, with one timer for the first of them: a timer for each
-    would take half a kilobyte. One that has ended stays in the heap until its turn, or until half of them have.
-    """
-
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, IdleWatch]] = WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Connection]] = []
-        self._numbers = count()
-        self._ended = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-
-    @classmethod
-    def of_loop(cls, loop: asyncio.AbstractEventLoop) -> IdleWatch:
-        return cls._all.setdefault(loop, cls())
-
-    def add(self, connection: Connection) -> None:
-        heappush(self._heap, (connection.silent_at(), next(self._numbers), connection))
-        self._set_timer()
-
-    def note_end(self) -> None:
-        """One of the connections has ended."""
-        self._ended += 1
-        if 2 * self._ended > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].is_open]
-            heapify(self._heap)
-            self._ended = 0
-            if not self._heap:
-                self._set_timer()
-
-    def _look(self) -> None:
-        self._timer = None
-        now = asyncio.get_running_loop().time()
-        while self._heap and self._heap[0][0] <= now:
-            _, number, connection = self._heap[0]
-            if not connection.is_open:
-                heappop(self._heap)
-                self._ended -= 1
-            elif connection.silent_at() <= now:
-                connection.end_silent()
-            else:
-                heapreplace(self._heap, (connection.silent_at(), number, connection))
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        at = self._heap[0][0] if self._heap else None
-        if self._timer is not None:
-            if self._timer_at == at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer, self._timer_at = asyncio.get_running_loop().call_at(at, self._look), at
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -140,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost: SourceUnavailable | bool = False
         """True once the connection has ended by itself; the error if it did so badly."""
         self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- the consumer's side -------------------------------------------------------------------------
 
@@ -249,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._heard_at = self._loop.time()
         if self._idle_timeout_s > 0:
-            IdleWatch.of_loop(self._loop).add(self)
+            self._check_silence()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         # Reserved before it is read: thousands of sources that send at once would overshoot the bound a lot.
@@ -275,10 +214,11 @@ class Connection(asyncio.BufferedProtocol):
         self._end(True if error is None else explain(error, self._endpoint))
 
     def _end(self, how: SourceUnavailable | bool) -> None:
-        was_open, self._lost = self.is_open, self._lost or how
+        self._lost = self._lost or how
         self._dialed.cut()
-        if was_open and self._transport is not None and self._idle_timeout_s > 0:
-            IdleWatch.of_loop(self._loop).note_end()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._wake()
 
     def _give_back(self, size: int) -> None:
@@ -296,13 +236,14 @@ class Connection(asyncio.BufferedProtocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def silent_at(self) -> float:
-        """When it has been silent for too long, by the loop's clock, if nothing comes until then."""
+    def _check_silence(self) -> None:
+        # One timer that looks again later, instead of one set back with every byte.
+        now = self._loop.time()
         # While reading is paused it is we who do not listen: the source cannot be called silent.
-        heard_at = self._loop.time() if self.is_paused else self._heard_at
-        return heard_at + self._idle_timeout_s
-
-    def end_silent(self) -> None:
+        silent_at = (now if self.is_paused else self._heard_at) + self._idle_timeout_s
+        if silent_at > now:
+            self._timer = self._loop.call_at(silent_at, self._check_silence)
+            return
         self._end(
             SourceSilent(
                 f"{self._endpoint}: connected, but nothing received for {self._idle_timeout_s:g} s "
