@@ -157,11 +157,14 @@ def needs_json(wanted: bool, info: ValidationInfo) -> bool:
 
 
 class SocketGuard(Protocol):
-    """Knows the sockets of a feed, so that they can be shut while the event loop is stuck."""
+    """Knows the sockets of a feed, so that they can be shut while its event loop or its thread is stuck."""
 
     def watch(self, fileno: int) -> None: ...
 
     def forget(self, fileno: int) -> None: ...
+
+    def cut(self) -> object:
+        """Shut them all. Thread-safe."""
 
 
 class Room(Protocol):

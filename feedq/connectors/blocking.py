@@ -25,11 +25,11 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
-from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
+from feedq.connectors.base import Connector, ConnectorOptions, Context
 from feedq.connectors.wire.dialing import dial_host
 from feedq.core.model import JSON
 from feedq.errors import FeedqError, SourceUnavailable
@@ -38,6 +38,7 @@ from feedq.telemetry.logs import LogEvent, log
 
 STOP_S: Final = 0.8
 """A feed has to end within a second; a worker that leaves gives its feeds little more."""
+CUT_AGAIN_S: Final = 0.05
 
 logger = log(__name__)
 
@@ -77,55 +78,12 @@ def dialed(host: str, port: int, *, context: Context, timeout_s: float) -> Itera
     # Dialing takes a loop, if only for a moment, and that of the worker is another thread's.
     connected = asyncio.run(dial_host(host, port, where=where, context=context, timeout_s=timeout_s))
     try:
+        if context.stopping.is_set():  # nobody may look for its sockets any more
+            raise SourceUnavailable(f"{where}: stopped before it was connected")
         connected.sock.setblocking(True)
         yield connected.sock
     finally:
         connected.close()
-
-
-class _ThreadGuard:
-    """Passes a feed's sockets on to its guard, and shuts them when the feed is to stop."""
-
-    def __init__(self, guard: SocketGuard) -> None:
-        self._guard = guard
-        self._lock = threading.Lock()
-        self._open: set[int] = set()
-        self._is_shut = False
-
-    def watch(self, fileno: int) -> None:
-        with self._lock:
-            self._guard.watch(fileno)
-            self._open.add(fileno)
-            if self._is_shut:  # opened by a connector that has not looked at `Context.stopping` yet
-                _shut(fileno)
-
-    def forget(self, fileno: int) -> None:
-        with self._lock:
-            self._open.discard(fileno)
-            self._guard.forget(fileno)
-
-    def shut_all(self) -> None:
-        # Under the lock: none of these can be closed, and its number be somebody else's, in the meantime.
-        with self._lock:
-            self._is_shut = True
-            for fileno in self._open:
-                _shut(fileno)
-
-
-def _shut(fileno: int) -> None:
-    with suppress(OSError):  # not connected yet, or over already
-        borrowed = socket.socket(fileno=fileno)
-        try:
-            borrowed.shutdown(socket.SHUT_RDWR)
-        finally:
-            borrowed.detach()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """The generator has ended, by itself or with an error."""
-
-    error: Exception | None
 
 
 class _Worker:
@@ -137,21 +95,21 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._feed = context.feed
         self._stopping = threading.Event()
-        self._guard = _ThreadGuard(context.guard)
         self._kind = kind
         self._options = options
         self._cursor = cursor
         self._context = replace(
             context,
-            guard=self._guard,
             stopping=self._stopping,
             on_connected=self._on_loop(context.on_connected),
             on_waiting=self._on_loop(context.on_waiting),
             on_notice=self._on_loop(context.on_notice),
         )
-        self._handed: Batch | _Ended | None = None
-        self._taken = threading.Condition()
+        self._handed: Batch | None = None
         self._arrived = asyncio.Event()
+        self._taken = threading.Semaphore(0)
+        self._error: Exception | None = None
+        """What the generator has ended with."""
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=f"feedq-{self._feed}", daemon=True)
 
@@ -167,26 +125,26 @@ class _Worker:
     async def take(self) -> Batch | None:
         """The next batch; None at the end. Raises what the generator raised."""
         await self._arrived.wait()
-        with self._taken:
-            handed, self._handed = self._handed, None
-            self._arrived.clear()
-            self._taken.notify_all()
-        if isinstance(handed, _Ended):
-            if handed.error is not None:
-                raise handed.error
-            return None
-        return handed
+        self._arrived.clear()
+        batch, self._handed = self._handed, None
+        if batch is None and self._error is not None:
+            raise self._error
+        self._taken.release()
+        return batch
 
     async def stop(self) -> None:
         """End the thread, or leave it behind."""
-        with self._taken:
-            self._stopping.set()
-            self._taken.notify_all()
-        self._guard.shut_all()
+        self._stopping.set()
+        self._taken.release()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
-                    await self._over.wait()
+                    while not self._over.is_set():
+                        # Again and again: it may be opening one, and not have looked at `Context.stopping` yet.
+                        self._context.guard.cut()
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(CUT_AGAIN_S):
+                                await self._over.wait()
         finally:
             if not self._over.is_set():
                 logger.warning(
@@ -205,20 +163,18 @@ class _Worker:
     # -- on the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        error: Exception | None = None
         try:
             with self._context.note_thread():
                 self._generate()
         except Exception as raised:  # noqa: BLE001 - it goes on in the loop
-            error = raised
+            self._error = raised
         except BaseException as raised:  # noqa: BLE001 - it must not end the loop, as a SystemExit would
-            error = RuntimeError(f"connector ended with {raised!r}")
-            error.__cause__ = raised
-        if not self._stopping.is_set():
-            self._hand_over(_Ended(error))
-        elif error is not None and not isinstance(error, FeedqError | OSError):
+            self._error = RuntimeError(f"connector ended with {raised!r}")
+            self._error.__cause__ = raised
+        if self._stopping.is_set() and not isinstance(self._error, FeedqError | OSError | None):
             # Its sockets were shut: it may well say that they are. Anything else is a fault, told to nobody else.
-            logger.error(LogEvent.UNEXPECTED, where="connector", feed=self._feed, exc_info=error)
+            logger.error(LogEvent.UNEXPECTED, where="connector", feed=self._feed, exc_info=self._error)
+        self._tell(self._arrived.set)
         self._tell(self._over.set)
 
     def _generate(self) -> None:
@@ -228,21 +184,13 @@ class _Worker:
         )
         try:
             for batch in batches:
-                if not self._hand_over(batch):
+                self._handed = batch
+                self._tell(self._arrived.set)
+                self._taken.acquire()
+                if self._stopping.is_set():
                     return
         finally:
             batches.close()
-
-    def _hand_over(self, what: Batch | _Ended) -> bool:
-        """Give the loop something, and wait until a batch is taken. False: nobody will."""
-        with self._taken:
-            if self._stopping.is_set():
-                return False
-            self._handed = what
-            self._tell(self._arrived.set)
-            if not isinstance(what, _Ended):
-                self._taken.wait_for(lambda: self._handed is None or self._stopping.is_set())
-            return not self._stopping.is_set()
 
     def _tell(self, what: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is left to hear

@@ -265,7 +265,7 @@ class ConnectorConformance:
     async def test_an_end_while_it_waits_is_told_whoever_makes_it(self) -> None:
         def guard_cuts(_: Relay, driver: ConnectorDriver) -> None:
             assert driver.guard.watched, "the guard does not know the socket of an open connection"
-            other_thread = threading.Thread(target=driver.guard.shut_all)
+            other_thread = threading.Thread(target=driver.guard.cut)
             other_thread.start()
             other_thread.join()
 

@@ -30,6 +30,7 @@ class RecordingGuard:
 
     def __init__(self) -> None:
         self.watched: set[int] = set()
+        self._lock = threading.Lock()
         self._inodes: set[int] = set()
         self.faults: list[str] = []
         """For a test to look at: what is raised on the way out of a connector may get lost in it."""
@@ -40,26 +41,30 @@ class RecordingGuard:
         return len(self._inodes)
 
     def watch(self, fileno: int) -> None:
-        self._expect(fileno not in self.watched, f"watched {fileno} twice")
-        self._expect(is_socket(fileno), f"watched {fileno}, which is not an open socket")
-        self.watched.add(fileno)
-        self._inodes.add(os.fstat(fileno).st_ino)
+        with self._lock:
+            self._expect(fileno not in self.watched, f"watched {fileno} twice")
+            self._expect(is_socket(fileno), f"watched {fileno}, which is not an open socket")
+            self.watched.add(fileno)
+            self._inodes.add(os.fstat(fileno).st_ino)
 
     def forget(self, fileno: int) -> None:
-        self._expect(fileno in self.watched, f"forgot {fileno}, which was not watched")
-        self._expect(is_socket(fileno), f"forgot {fileno} when it was closed already")
-        self.watched.remove(fileno)
+        with self._lock:
+            self._expect(fileno in self.watched, f"forgot {fileno}, which was not watched")
+            self._expect(is_socket(fileno), f"forgot {fileno} when it was closed already")
+            self.watched.remove(fileno)
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.faults.append(otherwise)
             raise AssertionError(otherwise)
 
-    def shut_all(self) -> None:
+    def cut(self) -> None:
         """What the lease keeper does, from its own thread, when the worker may no longer act as owner."""
-        for fileno in set(self.watched):
-            with socket.socket(fileno=os.dup(fileno)) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            for fileno in self.watched:
+                # It may not be connected yet, or have ended.
+                with socket.socket(fileno=os.dup(fileno)) as sock, suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
 
 class Journal:

@@ -203,7 +203,7 @@ async def test_the_guard_ends_the_program_although_the_loop_is_stuck() -> None:
         await pull(driver, stream, count=1)
         pid = int(driver.records[0])
         assert alive(pid)
-        driver.guard.shut_all()
+        driver.guard.cut()
         give_up_at = time.monotonic() + PATIENCE_S
         # The loop does nothing here, and takes no batch.
         while alive(pid):

@@ -250,7 +250,7 @@ def test_a_dialed_socket_is_guarded_while_it_is_open() -> None:
         with dialed("127.0.0.1", port, context=context, timeout_s=5) as sock:
             assert len(guard.watched) == 1
             assert sock.gettimeout() is None
-            guard.shut_all()
+            guard.cut()
             assert sock.recv(1) == b""
         assert not guard.watched
         assert sock.fileno() == -1

@@ -76,6 +76,9 @@ class Guard:
     def forget(self, fileno: int) -> None:
         self.watched.remove(fileno)
 
+    def cut(self) -> None:
+        """Nobody does, here."""
+
 
 class Room:
     """What the worker has left for received bytes."""
