@@ -14,9 +14,7 @@ import re
 import sys
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Annotated, Generic, TypeVar
@@ -197,45 +195,55 @@ class Inbox(Generic[Item]):
         self._taken = 0
 
 
-@dataclass(slots=True)
-class TakenMessages(Generic[Receipt]):
-    """The records of some messages, up to the first that cannot land."""
-
-    records: list[bytes] = field(default_factory=list)
-    receipts: list[Receipt] = field(default_factory=list)
-    """To be acknowledged in this order."""
-    failure: FeedqError | None = None
-
-
 class Acknowledgements(Generic[Receipt]):
-    """Acknowledges messages once they are committed, in the order in which they came.
+    """Makes batches of messages, and acknowledges these once they are committed, in the order in which they came.
 
     A message that is not a record is acknowledged after all those before it.
     """
 
-    def __init__(self, send: Callable[[Sequence[Receipt]], None], *, wanted: bool) -> None:
-        """``wanted``: a trial acknowledges nothing."""
+    def __init__(
+        self, send: Callable[[Sequence[Receipt]], None], context: Context, *, cursor: Callable[[], JSON]
+    ) -> None:
+        """``cursor`` tells it after the messages that were looked at last."""
         self._send = send
-        self._wanted = wanted
+        self._clock = context.clock
+        self._cursor = cursor
+        self._wanted = not context.trial
         self._uncommitted = 0
         """Batches that were given and are not committed."""
         self._waiting: list[Receipt] = []
         """Of messages that are no records."""
         self._all_committed: asyncio.Future[None] | None = None
 
-    def batch(self, taken: TakenMessages[Receipt], *, cursor: JSON, received_at: datetime) -> Batch | None:
-        """The records of messages, to be acknowledged when they are committed; None if there are none."""
-        self._waiting += taken.receipts
-        if not taken.records:
+    def batches(self, messages: Iterable[tuple[bytes, Receipt | None]]) -> Iterator[Batch]:
+        """The batch of some messages: of each its record, if that is not empty, and what it is acknowledged by, if
+        it is. What ``messages`` raises at one that cannot land is raised behind those before it."""
+        records: list[bytes] = []
+        failure: FeedqError | None = None
+        try:
+            for record, receipt in messages:
+                if record:
+                    records.append(record)
+                if receipt is not None:
+                    self._waiting.append(receipt)
+        except FeedqError as error:
+            failure = error
+        if records:
+            yield self._batch(records)
+        else:
             self._send_waiting()
-            return None
+        if failure is not None:
+            raise failure
+
+    def _batch(self, records: Sequence[bytes]) -> Batch:
         on_committed = None
         if self._wanted and self._waiting:
             self._uncommitted += 1
             on_committed = partial(self._committed, self._waiting)
         self._waiting = []
-        records = Records.of(taken.records)
-        return records.batch(cursor=cursor, received_at=received_at, on_committed=on_committed)
+        return Records.of(records).batch(
+            cursor=self._cursor(), received_at=self._clock.now(), on_committed=on_committed
+        )
 
     def all_committed(self) -> asyncio.Future[None] | None:
         """Is done when every batch is committed; None if that is so."""

@@ -13,7 +13,7 @@ noticed (`LogEvent.SOURCE_GAP`), and its topics, so that those taken out of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Annotated, ClassVar, Final, Literal
@@ -28,7 +28,6 @@ from feedq.connectors.messages import (
     READ_AHEAD_BYTES,
     Acknowledgements,
     MessageOptions,
-    TakenMessages,
     enclose,
     name_at_source,
     oversize,
@@ -99,7 +98,8 @@ class MqttOptions(MessageOptions):
 
     @property
     def keepalive_s(self) -> int:
-        """A ping after half of the idle timeout without a word leaves the other half for the answer."""
+        """What the broker is told: half of the idle timeout. It is pinged twice as often, which leaves time for the
+        answer."""
         if not self.idle_timeout_s:
             return KEEPALIVE_S_MAX
         return max(1, min(KEEPALIVE_S_MAX, int(self.idle_timeout_s / 2)))
@@ -170,25 +170,19 @@ class MqttConnector:
             SourceSilent: no answer to a ping.
             FeedMisconfigured: refused credentials, client id, protocol or topic; a payload over the limit.
         """
-        clock = self._context.clock
         async with bounded(self._location, self._options.connect_timeout_s):
             link = await self._open(cursor)
-        acknowledgements = Acknowledgements(link.acknowledge, wanted=not self._context.trial)
         cursor = {"client_id": self._client_id, "topics": list(self._topics)}
+        acknowledgements = Acknowledgements(link.acknowledge, self._context, cursor=lambda: cursor)
         try:
             self._context.on_connected()
             while True:
-                taken = self._take(await link.inbox.take())
-                batch = acknowledgements.batch(taken, cursor=cursor, received_at=clock.now())
-                if batch is not None:
+                for batch in acknowledgements.batches(self._records(await link.inbox.take())):
                     yield batch
-                if taken.failure is not None:
-                    raise taken.failure
         except SourceUnavailable:
             # Nobody sends those again.
-            rest = self._take([message for message in link.inbox.rest() if not message.number])
-            batch = acknowledgements.batch(rest, cursor=cursor, received_at=clock.now())
-            if batch is not None:
+            rest = [message for message in link.inbox.rest() if not message.number]
+            for batch in acknowledgements.batches(self._records(rest)):
                 yield batch
             raise
         finally:
@@ -204,7 +198,12 @@ class MqttConnector:
     # -- the connection ------------------------------------------------------------------------------------
 
     async def _open(self, cursor: JSON) -> MqttLink:
-        connection = await open_connection(self._options, self._context, buffer_bytes=READ_AHEAD_BYTES)
+        connection = await open_connection(
+            self._options,
+            self._context,
+            idle_timeout_s=self._options.idle_timeout_s,
+            buffer_bytes=READ_AHEAD_BYTES,
+        )
         link = MqttLink(connection, self._options, self._context)
         try:
             await self._log_in(link, cursor)
@@ -260,26 +259,17 @@ class MqttConnector:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _take(self, messages: Sequence[Message]) -> TakenMessages[int]:
-        """The records of messages, up to one that is too large."""
-        taken: TakenMessages[int] = TakenMessages()
+    def _records(self, messages: Sequence[Message]) -> Iterator[tuple[bytes, int | None]]:
+        """The record of each message, or nothing, and its number."""
         for message in messages:
-            if message.left_out_bytes:
-                size = message.left_out_bytes
-                taken.failure = oversize(self._location, self._options, size=size, after=None)
-                break
-            payload = message.payload
-            if self._is_wanted(message):
-                if len(payload) > self._options.max_record_bytes:
-                    taken.failure = oversize(self._location, self._options, size=len(payload), after=None)
-                    break
+            record = b""
+            if message.left_out_bytes or self._is_wanted(message):
+                record, size = message.payload, message.left_out_bytes or len(message.payload)
+                if size > self._options.max_record_bytes:
+                    raise oversize(self._location, self._options, size=size, after=None)
                 if self._options.envelope:
-                    taken.records.append(enclose(about(message), payload))
-                elif payload:
-                    taken.records.append(payload)
-            if message.number:
-                taken.receipts.append(message.number)
-        return taken
+                    record = enclose(about(message), record)
+            yield record, message.number or None
 
     def _is_wanted(self, message: Message) -> bool:
         """Whether a message is of a declared topic, and comes by the first of them that it matches.

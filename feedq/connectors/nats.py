@@ -189,11 +189,8 @@ class NatsConnector:
                 reading = await self._begin(client, NatsCursor.of(cursor))
             self._context.on_connected()
             while True:
-                taken = reading.take(await reading.next())
-                if (batch := reading.batch(taken)) is not None:
+                for batch in reading.batches(await reading.next()):
                     yield batch
-                if taken.failure is not None:
-                    raise taken.failure
         finally:
             if reading is not None:
                 reading.close()

@@ -298,8 +298,8 @@ class NatsClient:
 
     def _keys(self) -> tuple[Any, str | None]:
         """The key to sign with, if there is one, and the JWT that goes with it."""
-        seed, jwt = self._secret(self._options.nkey_seed), None
-        credentials = self._secret(self._options.credentials)
+        seed, jwt = credential(self._options.nkey_seed, self._context), None
+        credentials = credential(self._options.credentials, self._context)
         if credentials is not None:
             found = _CREDENTIALS.search(credentials)
             if found is None:
@@ -315,9 +315,6 @@ class NatsClient:
             raise FeedMisconfigured(
                 f"{self._where}: the seed in source.nkey_seed or source.credentials is invalid"
             ) from None
-
-    def _secret(self, template: str | None) -> str | None:
-        return credential(template, self._context)
 
     def _say_who(self, info: Mapping[str, Any], *, seed: Any, jwt: str | None) -> None:
         options, has_headers = self._options, info.get("headers") is True
@@ -335,9 +332,12 @@ class NatsClient:
             said["sig"] = b64encode(seed.sign(nonce.encode())).decode()
             said |= {"nkey": seed.public_key.decode()} if jwt is None else {"jwt": jwt}
         elif options.username is not None and options.password is not None:
-            said |= {"user": self._secret(options.username), "pass": self._secret(options.password)}
+            said |= {
+                "user": credential(options.username, self._context),
+                "pass": credential(options.password, self._context),
+            }
         elif options.token is not None:
-            said["auth_token"] = self._secret(options.token)
+            said["auth_token"] = credential(options.token, self._context)
         self.version = info["version"]
         self.max_payload = info["max_payload"]
         self._send(b"CONNECT %b\r\nPING\r\n" % msgspec.json.encode(said))

@@ -21,7 +21,7 @@ An acknowledgement stands for all messages before it, but in a work queue, where
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from feedq.connectors.base import BOUNDLESS, Context, Room, log_gap
-from feedq.connectors.messages import SAID_CHARACTERS_MAX, Acknowledgements, TakenMessages, enclose, oversize
+from feedq.connectors.messages import SAID_CHARACTERS_MAX, Acknowledgements, enclose, oversize
 from feedq.connectors.nats_client import DESCRIPTION, STATUS, JetStreamRefusal, NatsClient, NatsMessage
 from feedq.core.model import JSON
 from feedq.errors import EndReached, FeedMisconfigured, SourceSilent, SourceUnavailable
@@ -423,7 +423,7 @@ class Reading:
         self._acknowledges_each = stream.retention is Retention.WORK_QUEUE
         self._deliveries = 0
         self._acknowledgements: Acknowledgements[str] = Acknowledgements(
-            self._acknowledge, wanted=not context.trial
+            self._acknowledge, context, cursor=lambda: self.cursor
         )
         self._heard_at = asyncio.get_running_loop().time()
         client.on_record = self._receive
@@ -485,9 +485,11 @@ class Reading:
     def cursor(self) -> JSON:
         return {"seq": self._seq, "created": self._created}
 
-    def take(self, messages: Sequence[NatsMessage]) -> TakenMessages[str]:
-        """The records of messages, up to one that is too large."""
-        taken: TakenMessages[str] = TakenMessages()
+    def batches(self, messages: Sequence[NatsMessage]) -> Iterator[Batch]:
+        """The batch of some messages. Raises why the feed cannot go on after that."""
+        return self._acknowledgements.batches(self._records(messages))
+
+    def _records(self, messages: Sequence[NatsMessage]) -> Iterator[tuple[bytes, str]]:
         for message in messages:
             try:
                 received = Received.of(message.reply)
@@ -500,22 +502,15 @@ class Reading:
                     self._acknowledge([message.reply])
                 continue
             if self._context.ends_at is not None and received.seq > self._context.ends_at:
-                taken.failure = EndReached(f"{self._where}: what was asked for ends before {received.seq}")
-                break
+                raise EndReached(f"{self._where}: what was asked for ends before {received.seq}")
             if message.size > self._options.max_record_bytes:
-                taken.failure = oversize(self._where, self._options, size=message.size, after=self.cursor)
-                break
+                raise oversize(self._where, self._options, size=message.size, after=self.cursor)
             self._check_gap(received)
             self._seq = received.seq
+            record = message.payload
             if self._options.envelope:
-                taken.records.append(enclose(about(message, received), message.payload))
-            elif message.payload:
-                taken.records.append(message.payload)
-            taken.receipts.append(message.reply)
-        return taken
-
-    def batch(self, taken: TakenMessages[str]) -> Batch | None:
-        return self._acknowledgements.batch(taken, cursor=self.cursor, received_at=self._context.clock.now())
+                record = enclose(about(message, received), record)
+            yield record, message.reply
 
     def _check_delivery(self, received: Received) -> None:
         self._deliveries += 1
