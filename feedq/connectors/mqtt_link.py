@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 UNSENT_BYTES_MAX: Final = 2**20
 """Bounds what a broker that sends and does not read can make us keep: 262,144 acknowledgements."""
-TICK_S: Final = 1.0
-"""paho looks at its clock this often; the protocol counts its keep-alive in seconds too."""
 CLOSE_S: Final = 0.2
 """How long the last acknowledgements may take to leave."""
 TAKEN_OVER: Final = 0x8E
@@ -83,7 +82,6 @@ class MqttLink:
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._where = options.location
-        self._idle_timeout_s = options.idle_timeout_s
         self._connection = connection
         self._socket: PahoSocket
         self._client: _Client
@@ -98,7 +96,6 @@ class MqttLink:
         self._granted: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._full: asyncio.Future[None] = self._loop.create_future()
-        self._heard_at = self._pinged_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -137,7 +134,7 @@ class MqttLink:
         # The host is only paho's: the connection is open.
         client.connect("broker", keepalive=options.keepalive_s, **self._terms())
         self._reading = asyncio.create_task(self._read())
-        self._tick()
+        self._ping_later()
         waited: set[asyncio.Future[Any]] = {self._accepted, self._lost}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not self._accepted.done():
@@ -231,8 +228,7 @@ class MqttLink:
 
     async def _read(self) -> None:
         try:
-            while not self.is_lost and (received := await self._connection.receive()):
-                self._heard_at = self._loop.time()
+            while not self._lost.done() and (received := await self._connection.receive()):
                 size = len(received)
                 self._context.room.take(size)
                 try:
@@ -240,6 +236,13 @@ class MqttLink:
                 finally:
                     self._context.room.give_back(size)
             self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
+        except SourceSilent:
+            self._end(
+                SourceSilent(
+                    f"{self._where}: connected, but nothing received, not even the answer to a ping, for "
+                    f"{self._options.idle_timeout_s:g} s (source.idle_timeout_s)"
+                )
+            )
         except SourceUnavailable as error:
             self._end(error)
 
@@ -278,32 +281,23 @@ class MqttLink:
 
     def _resume(self) -> None:
         if not self._may_read.is_set() and self._socket.packet_filter.refusal is None:
-            # While reading was paused it was we who did not listen.
-            self._heard_at = self._loop.time()
             self._may_read.set()
 
-    def _tick(self) -> None:
-        if self.is_lost:
-            return
-        if self._may_read.is_set():
-            if self._idle_timeout_s and self._loop.time() - self._heard_at >= self._idle_timeout_s:
-                self._end(self._silent())
-                return
-            self._step(self._client.loop_misc)
-        else:
-            self._ping()
-        self._timer = self._loop.call_later(min(TICK_S, self._idle_timeout_s / 4 or TICK_S), self._tick)
+    def _ping_later(self) -> None:
+        # With MQTT 5 the broker may ask for another interval than ours.
+        keepalive_s = self._client.keepalive or self._options.keepalive_s
+        pause_s = min(keepalive_s, self._options.idle_timeout_s or inf) / 2
+        self._timer = self._loop.call_later(pause_s, self._ping)
 
     def _ping(self) -> None:
-        """Keep the broker from giving us up while nothing is read: paho would take its answer for lost."""
-        now = self._loop.time()
-        if now - self._pinged_at < self._options.keepalive_s / 2:
-            return
-        self._pinged_at = now
+        """Keep the broker from giving us up, also while nothing is read: paho would then take its answer for
+        lost."""
         try:
             self._connection.send(PINGREQ, unsent_bytes_max=UNSENT_BYTES_MAX)
         except SourceUnavailable as error:
             self._end(error)
+        else:
+            self._ping_later()
 
     def _step(self, step: Callable[[], MQTTErrorCode]) -> None:
         try:
@@ -346,8 +340,6 @@ class MqttLink:
             self._end(self._dismissed(reason))
         elif self._socket.trouble is not None:
             self._end(self._socket.trouble)
-        elif reason.getName() == "Keep alive timeout":
-            self._end(self._silent())
         elif reason.getName() == "Protocol error":
             self._end(
                 SourceUnavailable(f"{self._where}: the broker's answer breaks the rules of the protocol")
@@ -367,12 +359,6 @@ class MqttLink:
                 "feed on another worker, give it an id of its own (source.client_id)"
             )
         return SourceUnavailable(f"{self._where}: closed by the broker: {str(reason).lower()}")
-
-    def _silent(self) -> SourceSilent:
-        return SourceSilent(
-            f"{self._where}: connected, but nothing received, not even the answer to a ping, for "
-            f"{self._idle_timeout_s:g} s (source.idle_timeout_s)"
-        )
 
     def _end(self, failure: FeedqError) -> None:
         if self._lost.done():
