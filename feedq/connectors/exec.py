@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import IO, Annotated, ClassVar
 
@@ -39,6 +40,8 @@ TERMINATE_S = 0.5
 KILL_S = 5.0
 """A killed process that is still there hangs in the kernel; it is left there."""
 READ_BYTES = 256 * 1024
+LOOK_S = 0.5
+"""How often to look whether the program has ended."""
 REST_S = 0.2
 """After the program has ended, what it has started may hold its output for ever: when nothing has come for this
 long, nothing does."""
@@ -83,25 +86,19 @@ class Child:
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._errors, select.POLLIN)
-        self._is_over = False
-        """The program itself has ended; what it started may still hold its output."""
-        self._ending: int | None = None
-        """Tells when it does, where the kernel has such descriptors; elsewhere only the end of its output does."""
-        if hasattr(os, "pidfd_open"):
-            with suppress(OSError):
-                self._ending = os.pidfd_open(self._process.pid)
-                self._poll.register(self._ending, select.POLLIN)
         guard.watch(self._output.fileno())
 
-    def receive(self, *, timeout_s: float | None) -> bytes | None:
+    def receive(self, *, timeout_s: float) -> bytes | None:
         """What it has written, at least a byte; nothing once it writes no more, or has ended; None if it did
-        not in time.
+        not in time, of which 0 is for ever.
         """
-        timeout_s = REST_S if self._is_over else timeout_s
-        give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
+        give_up_at = time.monotonic() + (timeout_s or inf)
         while True:
-            left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-            ready = {fileno for fileno, _ in self._poll.poll(None if left_s is None else left_s * 1000)}
+            has_ended = self._process.poll() is not None
+            if has_ended:
+                give_up_at = min(give_up_at, time.monotonic() + REST_S)
+            left_s = give_up_at - time.monotonic()
+            ready = {fileno for fileno, _ in self._poll.poll(max(0.0, min(left_s, LOOK_S)) * 1000)}
             if self._output.fileno() in ready:
                 try:
                     return self._output.recv(READ_BYTES)
@@ -109,12 +106,8 @@ class Child:
                     return b""  # it ended with something of ours unread, which there is not, or was cut
             if self._errors.fileno() in ready:
                 self._hear()
-            if left_s == 0.0:
-                return b"" if self._is_over else None
-            if self._ending is not None and self._ending in ready:
-                self._poll.unregister(self._ending)
-                self._is_over = True
-                give_up_at = time.monotonic() + REST_S
+            if left_s <= 0:
+                return b"" if has_ended else None
 
     def end(self, *, after_s: float = 0.0) -> int:
         """Let it end by itself for a while, then end it with all it has started; its exit status.
@@ -126,8 +119,6 @@ class Child:
         # Forgotten first: once closed, the number may be another feed's.
         self._guard.forget(self._output.fileno())
         self._output.close()
-        if self._ending is not None:
-            os.close(self._ending)
         if not self._has_ended(after_s):
             self._signal(signal.SIGTERM)
         if not self._has_ended(TERMINATE_S):
@@ -299,7 +290,7 @@ class ExecConnector:
 
     def _receive(self, child: Child) -> bytes:
         idle_timeout_s = self._options.idle_timeout_s
-        data = child.receive(timeout_s=idle_timeout_s or None)
+        data = child.receive(timeout_s=idle_timeout_s)
         if data is None:
             raise SourceSilent(
                 f"{self._program}: runs, but has written nothing for {idle_timeout_s:g} s (source.idle_timeout_s)"
