@@ -98,8 +98,8 @@ class MqttOptions(MessageOptions):
 
     @property
     def keepalive_s(self) -> int:
-        """What the broker is told: half of the idle timeout. It is pinged twice as often, which leaves time for the
-        answer."""
+        """What the broker is told: half of the idle timeout. It is pinged twice as often, which leaves time for
+        the answer."""
         if not self.idle_timeout_s:
             return KEEPALIVE_S_MAX
         return max(1, min(KEEPALIVE_S_MAX, int(self.idle_timeout_s / 2)))
