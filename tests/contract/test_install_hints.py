@@ -17,7 +17,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedq.errors import FeedqError
-from feedq.local.binaries import postgres_binaries, valkey_binary
+from feedq.local.postgres import postgres_binaries
+from feedq.local.valkey import valkey_binary
 from feedq.settings import settings
 from feedq.telemetry import traces
 from feedq.verbs.catalogs.base import load_catalog

@@ -8,7 +8,7 @@ import pytest
 
 from feedq.control.store.database import POSTGRESQL_MIN
 from feedq.errors import Unavailable
-from feedq.local import binaries
+from feedq.local import postgres
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.server_checks import judge_version
 
@@ -23,11 +23,11 @@ def test_no_older_server_is_started_or_passed(tmp_path: Path, monkeypatch: pytes
             (directory / name).write_text(f"#!/bin/sh\necho 'postgres (PostgreSQL) {major}.3'\n")
             (directory / name).chmod(0o755)
     found = [tmp_path / str(POSTGRESQL_MIN - 1)]
-    monkeypatch.setattr(binaries, "_postgres_candidates", lambda _: iter(found))
+    monkeypatch.setattr(postgres, "_postgres_candidates", lambda _: iter(found))
     with pytest.raises(Unavailable, match=f"PostgreSQL {POSTGRESQL_MIN} or newer"):
-        binaries.postgres_binaries(None)
+        postgres.postgres_binaries(None)
     found.append(tmp_path / str(POSTGRESQL_MIN))
-    assert binaries.postgres_binaries(None).major == POSTGRESQL_MIN
+    assert postgres.postgres_binaries(None).major == POSTGRESQL_MIN
 
     check = judge_version(10_000 * POSTGRESQL_MIN - 1, "postgresql://h/d")
     assert (check.level, f"PostgreSQL {POSTGRESQL_MIN} or newer" in check.advice) == (Level.FAIL, True)
