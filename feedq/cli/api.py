@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from feedq.cli import options
-from feedq.cli.assignments import assigned
+from feedq.cli.declare import assigned
 from feedq.cli.invocation import Form, Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, answer, answer_list, write_json_line

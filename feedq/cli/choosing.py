@@ -12,7 +12,6 @@ from typing import Any, Final
 import click
 
 from feedq.cli import options
-from feedq.cli.assignments import split_assignment
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.errors import NotFound, error_of
@@ -60,7 +59,7 @@ def chooses_feeds(command: Callable[..., Any]) -> Callable[..., Any]:
         keys = ("tenant", "worker", "statuses", "connector", "match", "failing", "unmet", "dead_letters")
         select = selection.Selection(
             names=tuple(dict.fromkeys(names)),
-            labels=dict(split_assignment(text, option="--label") for text in labels),
+            labels=dict(options.split_assignment(text, option="--label") for text in labels),
             **{key: given.pop(key) for key in keys},
         )
         return command(*args, select=select, **given)

@@ -56,12 +56,10 @@ def complete_names(command: click.Command, group: str) -> None:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             complete_names(inner, group)
+    arguments = {"name": group, "names": group}
     for param in command.params:
-        is_option = isinstance(param, click.Option)
-        kind = (
-            OPTIONS.get(str(param.name)) if is_option else group if param.name in ("name", "names") else None
-        )
-        if kind in QUERIES:
+        kinds = OPTIONS if isinstance(param, click.Option) else arguments
+        if (kind := kinds.get(str(param.name))) in QUERIES:
             param.type = KnownName(kind)
 
 

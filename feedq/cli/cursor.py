@@ -1,28 +1,29 @@
-"""`feedq feed cursor` and `feedq feed backfill`: where a feed stands in its source, how to have it go on from
-elsewhere, and how to land again what lies between two cursors.
+"""`feedq feed cursor`, `backfill` and `dead-letters`: where a feed stands in its source, how to have it go on from
+elsewhere, how to land again what lies between two cursors, and what to do about records that the database refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
 from feedq.cli import options
-from feedq.cli.assignments import read_cursor
 from feedq.cli.choosing import await_feeds
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
-from feedq.cli.output import ProgressLine, TableColumn, answer, answer_list, fact_lines, number, state
+from feedq.cli.output import ProgressLine, TableColumn, answer, answer_list, fact_lines, first, number, state
 from feedq.errors import FeedqError
 
 with lazily():
     from feedq.connectors import base as connectors_base
     from feedq.core import model, remedies
-    from feedq.verbs import backfills, cursors, details, feeds, wording
+    from feedq.verbs import backfills, cursors, details, feeds, landing, wording
 
 TWICE: Final = "its sink has no key, so records that the source sends again will be duplicated"
 CURSOR_WIDTH: Final = 40
+TEXT_WIDTH: Final = 60
 WAIT_S: Final = 86_400.0
 """A backfill may take a day."""
 
@@ -66,7 +67,7 @@ def cursor(
     elif verb == "set":
         if cursor is None:
             raise click.UsageError("give the CURSOR after which the feed continues")
-        _change(invocation, name, change=cursors.CursorVerb.SET, cursor=read_cursor(cursor), **asked)
+        _change(invocation, name, change=cursors.CursorVerb.SET, cursor=options.read_cursor(cursor), **asked)
     elif (asked["records"] is not None) + (asked["to"] is not None) + to_start != 1:
         raise click.UsageError("give one of --records, --to and --to-start")
     else:
@@ -237,3 +238,99 @@ def _percent(found: backfills.BackfillDocument) -> str | None:
 
 def _count(found: int | None) -> str | None:
     return None if found is None else f"{found:,}"
+
+
+# -- dead letters ------------------------------------------------------------------------------------
+
+
+@options.command("dead-letters", short_help="Records that the database refused: list, replay, drop.")
+@options.has_verbs(list="name ids limit", replay="name ids all", drop="name ids all yes")
+@click.argument("name")
+@click.argument("ids", nargs=-1, type=click.IntRange(1, 2**63 - 1), metavar="[ID]...")
+@click.option("--all", is_flag=True, help="All records, instead of single IDs.")
+@options.limit(50)
+@options.yes
+@options.changes
+def dead_letters(
+    invocation: Invocation, *, verb: str, name: str, ids: tuple[int, ...], limit: int, yes: bool, **which: Any
+) -> None:
+    """Records that the database refused, kept in the feed's sink with the reason.
+
+    `list` shows them, newest first; those given by ID in full. `replay` tries them again, with the feed as it
+    is declared now, once you have fixed the table or the feed; what is refused again stays. `drop` deletes
+    them for good. `feedq feed list --dead-letters` finds feeds that have some.
+
+    \b
+    Example:
+      feedq feed dead-letters list acme/orders 17
+      feedq feed dead-letters replay acme/orders --all
+      feedq feed dead-letters drop acme/orders 17 --yes
+    """
+    if verb == "replay":
+        _replay(invocation, name, ids=ids, **which)
+    elif verb == "drop":
+        with invocation.progress("records dropped"):
+            dropped = invocation.do_confirmed(
+                landing.drop_dead_letters,
+                lambda tried: f"Delete {tried.dropped:,} refused records of {name} for good?",
+                yes=yes,
+                name=name,
+                ids=ids,
+                **which,
+            )
+        answer(invocation, dropped, f"{name}: {dropped.dropped} dropped")
+    elif ids:
+        _show_letters(invocation, name, ids)
+    else:
+        _list_letters(invocation, name, limit)
+
+
+def _list_letters(invocation: Invocation, name: str, limit: int) -> None:
+    found = first(invocation.pages(landing.list_dead_letters, name=name), limit)
+    now = invocation.clock.now()
+    columns: list[TableColumn[landing.DeadLetterDocument]] = [
+        number("ID", lambda letter: str(letter.id)),
+        number("AGE", lambda letter: wording.ago(letter.at, now=now)),
+        number("EPOCH", lambda letter: str(letter.epoch)),
+        TableColumn("ERROR", lambda letter: wording.cut(wording.printable(letter.error), TEXT_WIDTH)),
+        TableColumn("RECORD", lambda letter: wording.cut(_letter_text(letter), TEXT_WIDTH)),
+    ]
+    answer_list(invocation, found, columns, empty=f"{name} has no dead letters")
+
+
+def _show_letters(invocation: Invocation, name: str, ids: Sequence[int]) -> None:
+    found = [
+        invocation.do(landing.show_dead_letter, name=name, id=one) for one in sorted({*ids}, reverse=True)
+    ]
+
+    answer(invocation, found, *(fact_lines(_letter_facts(letter)) for letter in found))
+
+
+def _letter_facts(letter: landing.DeadLetterDocument) -> list[details.Fact]:
+    return [
+        ("id", str(letter.id)),
+        ("feed", letter.feed),
+        ("at", wording.stamp(letter.at)),
+        ("epoch", str(letter.epoch)),
+        ("cursor", wording.as_json(letter.cursor)),
+        ("error", letter.error),
+        ("record", _letter_text(letter)),
+    ]
+
+
+def _replay(invocation: Invocation, name: str, **which: Any) -> None:
+    with invocation.progress("records tried"):
+        found = invocation.do(landing.replay_dead_letters, name=name, **which)
+    lines = [f"{name}: {found.landed} landed, {len(found.refused)} refused again"]
+    if found.passed_over:
+        lines.append(f"  {found.passed_over} skipped: somebody else is handling them, or has just done so")
+    refused = [f"  {letter_id}: {error}" for letter_id, error in found.refused.items()]
+    answer(invocation, found, "\n".join([*lines, *wording.first_few(refused, "  and {:,} more")]))
+    if found.refused:
+        raise FeedqError(f"{len(found.refused)} records are still refused; they stay dead letters")
+
+
+def _letter_text(letter: landing.DeadLetterDocument) -> str:
+    if letter.record is not None:
+        return wording.printable(letter.record)
+    return wording.printable(bytes.fromhex(letter.record_hex or "").decode("utf-8", "backslashreplace"))

@@ -1,6 +1,9 @@
 """`feedq feed set` and `edit`, the same for schedules, and `feedq export`: what is declared, as a manifest has it.
 
 `set` puts ``key=value`` into it, `edit` opens an editor. The result is checked as `feedq apply` would check it.
+
+Keys are those of a manifest, with dots into mappings: ``weight=2``, ``expect.max_silence=20s``. Values are read by
+`feedq.verbs.documents.read_value`. ``key=`` takes a key out, so that it has its default.
 """
 
 from __future__ import annotations
@@ -8,8 +11,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,20 +21,22 @@ import click
 
 from feedq.cli import options
 from feedq.cli.apply import declare, read_manifests
-from feedq.cli.assignments import assigned, split_words
 from feedq.cli.choosing import chooses_feeds, listed, none_match
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
+from feedq.cli.options import split_assignment
 from feedq.cli.output import ProgressLine, answer, say, write_difference
 from feedq.errors import FeedqError, Forbidden, InvalidInput, NotFound, Unreadable
 
 with lazily():
-    from feedq.core import model, remedies, selection
+    from feedq.core import model, remedies, selection, values
     from feedq.core.schedule import spec as schedule_spec
     from feedq.verbs import declarations, documents, feeds, manifests, schedules, wording
 
 DeclaredEntry: TypeAlias = "model.FeedSpec | schedule_spec.ScheduleSpec"
 NOTHING = "nothing to set; give KEY=VALUE, such as {}"
+LABELS = ("labels", "selector.required", "selector.preferred")
+"""Mappings whose keys may have dots themselves."""
 HEAD = "# What you save is checked and shown before anything changes. An unchanged file changes nothing.\n"
 
 
@@ -249,6 +255,55 @@ def _read(path: str, before: DeclaredEntry) -> DeclaredEntry:
         raise InvalidInput(f"the file must contain {before.noun} {before.name!r} and nothing else")
     _check_name(before, found[0])
     return found[0]
+
+
+# -- key=value ---------------------------------------------------------------------------------------
+
+
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Tells names from assignments, which have an equals sign."""
+    given = list(words)
+    return [word for word in given if "=" not in word], [word for word in given if "=" in word]
+
+
+def assigned(keys: Mapping[str, Any], assignments: Iterable[str], kind: type[values.Entry]) -> dict[str, Any]:
+    """An entry of a manifest with ``key=value`` put into it, which is not checked. Raises `InvalidInput`."""
+    changed = dict(keys)
+    shorthands = {key: below.shorthand for key, below in values.entries_below(kind) if below.shorthand}
+    for text in assignments:
+        path, value = split_assignment(text, option="")
+        *outer, last = _steps(path)
+        inner = changed
+        for number, key in enumerate(outer):
+            below = {} if inner.get(key) is None else inner[key]
+            if not isinstance(below, dict) and not number and key in shorthands:
+                below = {shorthands[key]: below}
+            if not isinstance(below, dict):
+                raise InvalidInput(f"{path}: {key!r} is not a mapping")
+            inner[key] = dict(below)  # what was given stays as it is
+            inner = inner[key]
+        if value:
+            inner[last] = _value(path, value)
+        elif inner.pop(last, None) is None:
+            raise InvalidInput(f"{path}: is not set{values.did_you_mean(last, inner)}")
+    return changed
+
+
+def _steps(path: str) -> list[str]:
+    for place in LABELS:
+        if path.startswith(f"{place}.") and path != f"{place}.":
+            return [*place.split("."), path.removeprefix(f"{place}.")]
+    return path.split(".")
+
+
+@cache  # thousands of feeds may be given the same
+def _value(path: str, text: str) -> Any:
+    try:
+        return documents.read_value(text)
+    except documents.DocumentError as error:  # without the text: it may hold a secret
+        raise InvalidInput(
+            f"{path}: {error}; quote a text that begins with a brace, a bracket or a quote"
+        ) from None
 
 
 # -- as a manifest -----------------------------------------------------------------------------------

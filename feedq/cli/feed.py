@@ -12,7 +12,6 @@ import click
 
 from feedq.cli import options
 from feedq.cli.apply import read_manifests
-from feedq.cli.assignments import read_cursor
 from feedq.cli.choosing import (
     await_feeds,
     chooses_feeds,
@@ -21,8 +20,7 @@ from feedq.cli.choosing import (
     none_match,
     require_some,
 )
-from feedq.cli.cursor import backfill, cursor
-from feedq.cli.dead_letters import dead_letters
+from feedq.cli.cursor import backfill, cursor, dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
@@ -343,7 +341,7 @@ def drift(invocation: Invocation, *, name: str, must_apply: bool, yes: bool) -> 
 )
 @click.option(
     "--cursor",
-    type=read_cursor,
+    type=options.read_cursor,
     metavar="TEXT",
     help="Start after this cursor.",
 )

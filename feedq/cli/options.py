@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import cached_property, wraps
 from importlib import import_module
@@ -15,7 +16,7 @@ from feedq.cli.lazily import lazily
 from feedq.errors import InvalidInput
 
 with lazily():
-    from feedq.core import authorship, values
+    from feedq.core import authorship, json_texts, values
 
 LISTED_MAX = 1_000_000
 """Items of a list that are held in memory, and more than anybody reads."""
@@ -66,6 +67,21 @@ class Duration(click.ParamType[float]):
                 f"{value!r} is not from {self._least_s:.12g} to {self._most_s:.12g} seconds", param, ctx
             )
         return found
+
+
+def split_assignment(text: str, *, option: str) -> tuple[str, str]:
+    """Splits ``key=value`` in two. Raises `InvalidInput`."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidInput(f"{option} {text!r}: write it as KEY=VALUE".lstrip())
+    return key, value
+
+
+def read_cursor(text: str) -> Any:
+    """Reads a cursor: JSON, or else a text."""
+    with suppress(ValueError, RecursionError):
+        return json_texts.read_exactly(text)
+    return text
 
 
 def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:

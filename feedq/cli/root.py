@@ -62,7 +62,7 @@ class Root(Group):
         "status": "feedq.cli.fleet:status",
         "token": "feedq.cli.api:token",
         "api": "feedq.cli.api:serve",
-        "top": "feedq.cli.top:top",
+        "top": "feedq.cli.fleet:top",
         "events": "feedq.cli.fleet:events",
         "doctor": "feedq.cli.fleet:doctor",
         "do": "feedq.cli.api:do_verb",

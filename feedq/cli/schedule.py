@@ -10,8 +10,14 @@ from typing import Any
 import click
 
 from feedq.cli import options
-from feedq.cli.assignments import assigned, split_words
-from feedq.cli.declare import declared_schedule, edit_schedule, set_schedules, with_assignments
+from feedq.cli.declare import (
+    assigned,
+    declared_schedule,
+    edit_schedule,
+    set_schedules,
+    split_words,
+    with_assignments,
+)
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines, warn

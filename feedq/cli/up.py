@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import click
 
 from feedq.cli import options
+from feedq.cli.fleet import look, screen, summary
 from feedq.cli.invocation import STACK_DIR, Invocation
 from feedq.cli.output import TableColumn, answer, write_json_line
-from feedq.cli.top import look, screen, summary
 from feedq.errors import Unavailable
 
 if TYPE_CHECKING:

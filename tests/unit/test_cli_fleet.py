@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from feedq.cli.top import FEEDS_SEEN, look, rendered
+from feedq.cli.fleet import FEEDS_SEEN, look, rendered
 from feedq.control.store.fleet_state import FleetState
 from feedq.core.model import Loss
 from feedq.core.selection import Selection

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedq.cli.assignments import assigned
-from feedq.cli.declare import with_assignments
+from feedq.cli.declare import assigned, with_assignments
 from feedq.core.model import FeedSpec, Selector
 from feedq.core.schedule.spec import NOT_OF_JOB, ScheduleSpec
 from feedq.errors import InvalidInput
