@@ -243,13 +243,18 @@ def _act(
     with invocation.progress(f"feeds {what}"):
         acted = invocation.do(feeds.act_on_feeds, action=action, select=select, worker=target, count=count)
     require_some(invocation, acted)
-    if wait and acted.done:
-        await_feeds(invocation, action, acted.done, timeout_s=timeout_s)
+    if wait and (begun := [one for one in acted.done if not one.already]):
+        await_feeds(invocation, action, begun, timeout_s=timeout_s)
     if acted.done or invocation.json:
         said = "moving" if action is feeds.FeedAction.MOVE and not wait else what
-        to = {one.name: "" if one.worker is None else f" to {one.worker}" for one in acted.done}
-        answer(invocation, acted, "\n".join(f"{name} {said}{where}" for name, where in to.items()))
+        answer(invocation, acted, "\n".join(_done(one, said) for one in acted.done))
     fail_if_any(acted.failed, what, done=len(acted.done))
+
+
+def _done(one: feeds.Done, said: str) -> str:
+    if one.already:
+        return f"{one.name} is already on {one.worker}"
+    return f"{one.name} {said}" + ("" if one.worker is None else f" to {one.worker}")
 
 
 def _warning(action: feeds.FeedAction) -> str:

@@ -21,6 +21,7 @@ from feedq.cli.declare import (
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines, warn
+from feedq.errors import FeedqError
 
 with lazily():
     from feedq.cli import tables
@@ -292,8 +293,8 @@ def trigger(
 ) -> None:
     """Run a schedule's job now, even while it is paused, under its overlap policy.
 
-    args=… and kwargs.KEY=… replace declared arguments for this run. With --wait, the exit status is 1
-    unless the run succeeds.
+    args=… and kwargs.KEY=… replace declared arguments for this run. The exit status is 1 if the run is
+    skipped and, with --wait, unless it succeeds.
 
     \b
     Example:
@@ -309,8 +310,9 @@ def trigger(
     because = wording.cut(wording.why_run(run), wording.ERROR_WIDTH)
     text = f"run {run.id} ({run.schedule}/{run.key}) {run.state}" + (f": {because}" if because else "")
     answer(invocation, run, text)
-    refused = run.state.is_final and run.state is not schedule_model.RunState.SUCCEEDED
-    if refused and (wait or run.state is schedule_model.RunState.SKIPPED_OVERLAP):
+    if run.state is schedule_model.RunState.SKIPPED_OVERLAP:
+        raise FeedqError(f"schedule {name}: this run was skipped under its `overlap` policy: {because}")
+    if wait and run.state is not schedule_model.RunState.SUCCEEDED:
         raise SystemExit(1)
 
 

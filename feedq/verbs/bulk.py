@@ -77,7 +77,8 @@ def move(
     told: Told,
 ) -> Outcomes[ChosenFeed, WorkerView]:
     """Move feeds to this worker or, if none is given, to others than their present ones, as placement chooses.
-    A feed that may not go there fails with the reason. Raises `Conflict` when the worker takes no feeds."""
+    A feed that may not go there fails with the reason, and one that is there already stays. Raises `Conflict` when
+    the worker takes no feeds."""
     if to is not None and not serves(to):
         raise Conflict(f"worker {to.worker.name!r} takes no feeds: {_why_closed(to.worker)}")
     workers = store.workers.views()
@@ -109,6 +110,9 @@ def _targets(
     held = [view for tenant in capped for view in store.feeds.views(tenant=tenant)]
     for owner in {feed.worker for feed in chosen}:
         group = {feed.id: feed for feed in chosen if feed.worker == owner}
+        if to is not None and to.worker.name == owner:
+            targets |= dict.fromkeys(group, to.worker.id)  # it need not have room for another one
+            continue
         given = Counter(targets.values())
         others = [
             _candidate(w, held=held, given=given[w.worker.id])

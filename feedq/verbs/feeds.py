@@ -66,6 +66,8 @@ class Done:
     generation: int | None = None
     worker: str | None = None
     """The worker that it moves to."""
+    already: bool = False
+    """Whether it was on that worker before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,8 @@ _KINDS: Final = {
 
 def _done(feed: ChosenFeed, outcome: Version | WorkerView) -> Done:
     if isinstance(outcome, WorkerView):
-        return Done(feed.name, worker=outcome.worker.name)
+        to = outcome.worker.name
+        return Done(feed.name, worker=to, already=to == feed.worker)
     return Done(feed.name, generation=outcome[1])
 
 

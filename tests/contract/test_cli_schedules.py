@@ -201,6 +201,10 @@ def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> 
     assert "only args and kwargs" in shell.run("schedule", "trigger", POLL, "queue=x").stderr
     skipped = shell.json("schedule", "trigger", POLL, status=1)
     assert skipped["state"] == "skipped_overlap"
+    refused = shell.run("schedule", "trigger", POLL)
+    assert (refused.exit_code, "skipped_overlap: an earlier run has not ended" in refused.stdout) == (1, True)
+    why = "this run was skipped under its `overlap` policy: an earlier run has not ended"
+    assert refused.stderr == f"Error: schedule acme/poll: {why}\n"
     ended(harness, RunState.FAILED, reason="ValueError: no such table at postgresql://u:hunter2@db/x")
     (failed,) = shell.json("schedule", "runs", POLL, "--state", "failed")
     assert failed["reason"] == "ValueError: no such table at postgresql://u:***@db/x"
@@ -223,7 +227,7 @@ def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> 
     done = shell.json("schedule", "trigger", POLL, "--wait", "--timeout", "1m")
     worker.join()
     assert done["state"] == "succeeded"
-    assert shell.json("schedule", "show", POLL)["counts"]["skipped_overlap"] == 1
+    assert shell.json("schedule", "show", POLL)["counts"]["skipped_overlap"] == 2
 
 
 def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) -> None:

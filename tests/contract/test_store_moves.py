@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from feedq.core.model import LeaseState, Reason, Release, Status, TargetState, Worker
+from feedq.core.model import LeaseState, Reason, Release, Status, TargetState
 from feedq.core.placement.base import Transfer
 from feedq.errors import Conflict, NotFound
 from feedq.telemetry.logs import EventKind
@@ -253,15 +253,16 @@ def test_a_feed_that_nobody_runs_goes_there_as_soon_as_it_may(harness: Harness, 
 def test_a_feed_that_cannot_be_moved_says_why(harness: Harness) -> None:
     worker, target, feed = harness.worker("a"), harness.worker("b"), harness.feed()
 
-    def refusal(to: Worker = target) -> str:
+    def refusal() -> str:
         with pytest.raises(Conflict) as caught:
-            moved(harness, feed.name, to.id)
+            moved(harness, feed.name, target.id)
         return str(caught.value)
 
     with pytest.raises(NotFound):
         moved(harness, "nobody", target.id)
     key = harness.run(feed, worker)
-    assert "is there already" in refusal(worker)
+    moved(harness, feed.name, worker.id)
+    assert harness.lease(feed).state is LeaseState.RUNNING, "it is there already, and stays"
     harness.stop(feed)
     assert "is paused" in refusal()
     harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])

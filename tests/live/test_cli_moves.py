@@ -89,6 +89,15 @@ def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
     assert command.json("feed", "show", "a")["explanation"] is None
 
 
+def test_a_feed_that_is_on_the_worker_already_stays_there(command: Command) -> None:
+    command.worker("one", capacity=1)
+    command.feed("a")
+    command.stream()
+    assert command.ok("feed", "move", "a", "--to", "one", "--wait") == "a is already on one\n"
+    assert command.json("feed", "move", "a", "--to", "one")["done"][0]["already"] is True
+    assert command.view("a").lease.state is LeaseState.RUNNING
+
+
 def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> None:
     two_workers_with(command, "a")
     error = command.refused("feed", "move", "a", "--to", "two", "--wait", "--timeout", "0", status=1)

@@ -146,7 +146,6 @@ _REFUSALS = {
     "unleased": "has no lease at the moment; the next sweep makes one",
     "paused": "is paused: resume it, then move it",
     "failed": "has failed: edit or restart it, then move it",
-    "there": "is there already",
     "stopping": "is being stopped ({}): try again in a moment",
 }
 """Why a feed cannot be moved as it is."""
@@ -217,7 +216,7 @@ class Feeds(Aggregate):
     ) -> list[FeedqError | None]:
         """Promise each of some hundred feeds to its worker, and ask their owners to release them within this time.
 
-        Answers each with why it cannot be moved as it is, if it cannot.
+        Answers each with why it cannot be moved as it is, if it cannot. One that is there already stays as it is.
         """
         outcomes = call(
             c,
@@ -229,7 +228,7 @@ class Feeds(Aggregate):
             stop_within_s=stop_within_s,
             told=told_of({}),
         )
-        errors = {one.name: one.error() for one in outcomes}
+        errors = {one.name: None if one.refusal == "there" else one.error() for one in outcomes}
         return [errors[name] for name, _ in targets]
 
     @in_statement
