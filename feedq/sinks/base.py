@@ -40,6 +40,7 @@ from feedq.records.framing import RecordFormat
 from feedq.settings import Settings
 from feedq.sinks.field_watch import FieldWatch
 from feedq.sinks.mapping import (
+    DEFAULT_COLUMNS,
     ColumnRule,
     ColumnSource,
     ColumnType,
@@ -516,9 +517,12 @@ def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
         )
     if source.record_csv is not None and (why := unknown_field(columns, source.record_csv.fields)):
         raise InvalidInput(why)
-    for column in options.key:
-        if options.columns and options.flatten is None and column not in options.columns:
-            raise InvalidInput(f"sink.key: {column!r} is not among sink.columns")
+    for column in options.key if options.flatten is None else ():
+        if column not in (options.columns or DEFAULT_COLUMNS):
+            known = (
+                "sink.columns" if options.columns else f"the columns written: {', '.join(DEFAULT_COLUMNS)}"
+            )
+            raise InvalidInput(f"sink.key: {column!r} is not among {known}")
     return Target(
         options.table,
         source.record_format,

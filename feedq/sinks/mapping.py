@@ -107,6 +107,16 @@ class ColumnSource:
     """Pointers to try in their order where there is nothing at ``pointer``."""
 
 
+DEFAULT_SOURCES: Final = (
+    ColumnSource("feed", Origin.FEED),
+    ColumnSource("epoch", Origin.EPOCH),
+    ColumnSource("received_at", Origin.RECEIVED_AT),
+    ColumnSource("payload", Origin.RECORD),
+)
+"""Of a target without ``columns``."""
+DEFAULT_COLUMNS: Final = tuple(source.column for source in DEFAULT_SOURCES)
+
+
 class ColumnRule(StrictModel):
     """The long form of a column."""
 

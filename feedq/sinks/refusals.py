@@ -154,7 +154,8 @@ class TargetLanding:
         try:
             for _ in range(ROUNDS_MAX):
                 self.dead, self._failures = [], []
-                admitted = [write for write in writes if write.key not in self.postponed]
+                late = self.postponed
+                admitted = [write for write in writes if write.key not in late] if late else writes
                 try:
                     if (failed := self._attempt(admitted)) is not None:
                         with self._session.savepoint("feedq_target"):

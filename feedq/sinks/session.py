@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from datetime import UTC
 from enum import Enum, auto
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
@@ -65,16 +65,14 @@ from feedq.sinks.base import (
     why_nowhere,
 )
 from feedq.sinks.copytext import ColumnRows, SetAside, UnreadableRecord
-from feedq.sinks.mapping import ColumnType, Origin
+from feedq.sinks.mapping import DEFAULT_COLUMNS, ColumnType, Origin
 from feedq.sinks.table_definitions import added_columns, checkpoint, dead_letter, made_table
 from feedq.sinks.target_table import (
-    DEFAULT_COLUMNS,
     FILLED_MAX,
     TableName,
     TableShape,
     Types,
     column_sources,
-    misdeclared,
     problem,
     written_columns,
 )
@@ -440,10 +438,10 @@ class SinkSession(ABC):
                 cursor=cursor_of(row.cursor),
                 records=row.records,
                 updated_at=row.updated_at.replace(tzinfo=UTC),
-                commit_id=uuid_of(row.commit_id),
-                feed_uuid=UUID(str(row.feed_uuid)),
-                installation=UUID(str(row.installation)),
-                owner=UUID(str(row.owner)),
+                commit_id=None if row.commit_id is None else uuid_of(row.commit_id),
+                feed_uuid=UUID(row.feed_uuid),
+                installation=uuid_of(row.installation),
+                owner=uuid_of(row.owner),
                 is_given=row.is_given,
             )
             for row in rows
@@ -615,16 +613,21 @@ class SinkSession(ABC):
             return "to the database it is the name of another column"
         return "not every driver takes a % in a name" if "%" in name else self.name_fault(name)
 
-    def misdeclared(self, target: Target) -> str | None:
-        """What is wrong with the target whatever the database holds; None when nothing is."""
+    @classmethod
+    def misdeclared(cls, target: Target) -> str | None:
+        """What is wrong with the names in a target whatever the database holds; None when nothing is."""
         named: dict[str, str] = {}
         for source in target.columns:
-            if why := self.name_fault(source.column):
+            if why := cls.name_fault(source.column):
                 return f"sink.columns: column {source.column!r}: {why}"
-            other = named.setdefault(self.folded(source.column), source.column)
+            other = named.setdefault(cls.folded(source.column), source.column)
             if other != source.column:
                 return f"sink.columns: {other!r} and {source.column!r} are one column to this database"
-        return misdeclared(target, self.why_reserved)
+        try:
+            why = cls.why_reserved(TableName.parse(target.table))
+        except ValueError as error:
+            return str(error)
+        return why and f"sink.table {target.table!r} {why}"
 
     @classmethod
     def why_reserved(cls, table: TableName) -> str | None:
@@ -696,9 +699,10 @@ def cause_of(error: Any) -> Any:
     return getattr(error, "orig", None) or error
 
 
-def uuid_of(value: object) -> UUID | None:
-    """What a database has for a UUID, be it a text."""
-    return None if value is None else UUID(str(value))
+@lru_cache
+def uuid_of(text: str) -> UUID:
+    """A UUID as the ledger has it. Thousands of checkpoints share an owner, an installation and a commit."""
+    return UUID(text)
 
 
 def parameter(name: str) -> Any:

@@ -7,7 +7,7 @@ schema and table and cannot be part of either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,21 +15,12 @@ from typing import Any, Final
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from feedq.sinks.base import OnConflict, Target
-from feedq.sinks.mapping import ColumnSource, Drift, Origin, flattened, pointer_to, unknown_field
+from feedq.sinks.mapping import DEFAULT_SOURCES, ColumnSource, Drift, Origin, flattened, pointer_to
 
 NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
 FILLED_MAX: Final = 100
 """Columns of a table that `Drift.ADD` fills besides those that are given, and adds."""
-DEFAULT_SOURCES: Final = (
-    ColumnSource("feed", Origin.FEED),
-    ColumnSource("epoch", Origin.EPOCH),
-    ColumnSource("received_at", Origin.RECEIVED_AT),
-    ColumnSource("payload", Origin.RECORD),
-)
-"""Of a target without ``columns``."""
-DEFAULT_COLUMNS: Final = tuple(source.column for source in DEFAULT_SOURCES)
-
 # Of PostgreSQL: it knows the words that are reserved there. Not for a driver that wants each % twice.
 _PREPARER: Final = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
 
@@ -136,26 +127,6 @@ def column_sources(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -
 def written_columns(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[str, ...]:
     """What is written of a table with these columns, in the order of a COPY."""
     return tuple(source.column for source in column_sources(target, columns))
-
-
-def misdeclared(target: Target, why_reserved: Callable[[TableName], str | None]) -> str | None:
-    """What is wrong with the target whatever the database holds; None when nothing is."""
-    try:
-        table = TableName.parse(target.table)
-    except ValueError as error:
-        return str(error)
-    if why := why_reserved(table):
-        return f"sink.table {target.table!r} {why}"
-    if target.csv is not None and (why := unknown_field(target.columns, target.csv.fields)):
-        return why
-    if target.flatten is not None or target.drift is Drift.ADD:
-        # Which columns that fills is for the table to say.
-        return None
-    known = written_columns(target)
-    for column in target.key:
-        if column not in known:
-            return f"sink.key: {column!r} is not among the columns written: {', '.join(known)}"
-    return None
 
 
 def problem(target: Target, shape: TableShape | None, types: Types) -> str | None:

@@ -356,10 +356,11 @@ class GroupCommit:
             if is_watched and (why := watch_fields(self._session, target, groups[target])):
                 wrong[target] = why
         usable: list[FeedWrite] = []
+        late = self._postponed
         for target, group in groups.items():
             why_none = wrong.get(target)
             for write in group:
-                if write.key in self._postponed:
+                if late and write.key in late:
                     continue
                 if why := why_none or self._session.unkeepable(write):
                     self._unusable[write.key] = why
