@@ -232,9 +232,10 @@ class MqttConnector:
         if link.has_identifiers and len(topics) > 1:
             for topic in topics:
                 check = partial(self._check_granted, [topic])
-                await link.subscribe([topic], check, identifier=identifier_of(topic))
+                link.subscribe([topic], check, identifier=identifier_of(topic))
         elif topics:
-            await link.subscribe(topics, partial(self._check_granted, topics))
+            link.subscribe(topics, partial(self._check_granted, topics))
+        await link.until_subscribed()
 
     def _check_granted(self, topics: Sequence[str], granted: Sequence[ReasonCode]) -> None:
         if len(granted) != len(topics):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -93,9 +92,11 @@ class MqttLink:
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._accepted: asyncio.Future[tuple[bool, ReasonCode]] = self._loop.create_future()
-        self._granted: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
+        self._asked: dict[int, Callable[[Sequence[ReasonCode]], None]] = {}
+        """What checks the broker's answer, of each subscription that it has not answered yet."""
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._full: asyncio.Future[None] = self._loop.create_future()
+        self._settled = asyncio.Event()
+        """Whether every subscription is answered, or none of the answers need be waited for."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -152,20 +153,15 @@ class MqttLink:
         properties.ReceiveMaximum = self._options.max_unacknowledged
         return {"clean_start": is_trial, "properties": properties}
 
-    async def subscribe(
+    def subscribe(
         self,
         topics: Sequence[str],
         check: Callable[[Sequence[ReasonCode]], None],
         *,
         identifier: int | None = None,
     ) -> None:
-        """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection. The
-        messages have the ``identifier``, where `has_identifiers`.
-
-        A broker may send all that has waited for the session before it answers: when that fills the inbox, the
-        answer is checked when it comes.
-        """
-        answer: asyncio.Future[Sequence[ReasonCode]] = self._loop.create_future()
+        """Ask for topics, with QoS 1. ``check`` gets the broker's word on each, and raises what ends the
+        connection. The messages have the ``identifier``, where `has_identifiers`."""
         if self._is_5:
             # Subscribing again would bring all retained messages again.
             how = SubscribeOptions(
@@ -179,21 +175,16 @@ class MqttLink:
         else:
             _, number = self._client.subscribe([(topic, 1) for topic in topics])
         if number is not None:  # None: the connection was lost
-            self._granted[number] = answer
-        answer.add_done_callback(partial(self._check, check))
-        waited: set[asyncio.Future[Any]] = {answer, self._lost, self._full}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            self._asked[number] = check
+
+    async def until_subscribed(self) -> None:
+        """Return when the broker has answered. It may first send all that has waited for the session: when that
+        fills the inbox, the answer is checked when it comes."""
+        if self._asked:
+            await self._settled.wait()
         # What had arrived before the end is taken first.
         if self.inbox.failure is not None and not self.inbox:
             raise self.inbox.failure
-
-    def _check(
-        self, check: Callable[[Sequence[ReasonCode]], None], answer: asyncio.Future[Sequence[ReasonCode]]
-    ) -> None:
-        try:
-            check(answer.result())
-        except FeedqError as error:
-            self._end(error)
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """Unsubscribe; nothing waits for the answer."""
@@ -266,8 +257,7 @@ class MqttLink:
 
     def _stop_reading(self) -> None:
         self.pause()
-        if not self._full.done():
-            self._full.set_result(None)
+        self._settled.set()
 
     def _refuse(self, refusal: PacketRefusal) -> None:
         """Read nothing more; what was read before is taken first, and can be acknowledged."""
@@ -318,9 +308,15 @@ class MqttLink:
     def _on_subscribe(
         self, _: Client, __: Any, number: int, granted: list[ReasonCode], ___: Properties | None
     ) -> None:
-        answer = self._granted.pop(number, None)
-        if answer is not None and not answer.done():
-            answer.set_result(granted)
+        check = self._asked.pop(number, None)
+        if check is None:
+            return
+        try:
+            check(granted)
+        except FeedqError as error:
+            self._end(error)
+        if not self._asked:
+            self._settled.set()
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
         kept = Message(
@@ -364,6 +360,7 @@ class MqttLink:
         if self._lost.done():
             return
         self._lost.set_result(None)
+        self._settled.set()
         self.inbox.fail(failure)
         if self._timer is not None:
             self._timer.cancel()

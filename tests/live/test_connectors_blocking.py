@@ -241,6 +241,20 @@ async def test_a_fault_after_the_stop_is_logged_and_trouble_with_the_cut_socket_
 # -- dialing -------------------------------------------------------------------------------------------
 
 
+def test_nothing_is_dialed_any_more_for_a_feed_that_has_stopped() -> None:
+    guard, stopping = RecordingGuard(), threading.Event()
+    stopping.set()
+    context = replace(a_context(), guard=guard, stopping=stopping)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with (
+            pytest.raises(SourceUnavailable, match="stopped before"),
+            dialed("127.0.0.1", port, context=context, timeout_s=5),
+        ):
+            pytest.fail("it was connected")
+    assert not guard.watched
+
+
 def test_a_dialed_socket_is_guarded_while_it_is_open() -> None:
     context = a_context()
     guard = context.guard
