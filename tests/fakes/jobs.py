@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +22,9 @@ from feedq.worker.duty import Duty
 from feedq.worker.jobs import context, slots, ticker
 from feedq.worker.jobs.slots import Attempt, Slots
 from feedq.worker.jobs.ticker import Ticker
+
+if TYPE_CHECKING:
+    from tests.fakes.worker import FakeWorker
 
 SLOTS = 2
 JOB_S = (0.2, 6.0)
@@ -64,34 +66,24 @@ class _Job:
 class FakeJobs:
     """The jobs of one worker process."""
 
-    def __init__(
-        self,
-        name: str,
-        runs: RunStore,
-        ledger: Ledger,
-        *,
-        clock: Clock,
-        database_now: Callable[[], Any],
-        identity: Callable[[], UUID | None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._ledger, self._clock, self._say = ledger, clock, say
-        self._database_now = database_now
+    def __init__(self, worker: FakeWorker, runs: RunStore, ledger: Ledger, *, database: Clock) -> None:
+        self._worker, self._ledger, self._clock, self._database = worker, ledger, worker.clock, database
         self.troubled_at = float("-inf")
         """When it was last in trouble, on the clock of the fleet; for ever once its process is dead."""
         self._jobs: list[_Job] = []
-        _clocks[:] = [clock]
-        self._ticker = Ticker(runs, tell_us=lambda: self.slots.wake(), retention_days=30, rng=Random(name))
+        _clocks[:] = [self._clock]
+        rng = Random(worker.name)
+        self._ticker = Ticker(runs, tell_us=lambda: self.slots.wake(), retention_days=30, rng=rng)
         self.slots = Slots(
             runs,
             self._call,
             count=SLOTS,
-            identity=identity,
+            identity=worker.identity,
             peers=lambda: self._ticker.peers,
             threads=self,  # type: ignore[arg-type]  # runs them one after another
             on_change=lambda: self._turn.wake(),
         )
-        self.slots._rng = Random(name)
+        self.slots._rng = Random(worker.name)
         self._turn = Duty("jobs", self.slots.turn)
 
     def notified(self) -> None:
@@ -115,14 +107,14 @@ class FakeJobs:
         self._jobs.append(_Job(attempt, work, self._clock.monotonic() + takes_s))
         self._ledger.begun.setdefault(run.id, []).append(run.fence)
         self._ledger.holders[run.id, run.fence] = self
-        if run.due_at > self._database_now():
+        if run.due_at > self._database.now():
             self._ledger.early.append(f"run {run.id} is begun before its time")
-        self._say(f"begins run {run.id}@{run.fence} of {run.correlation_id}")
+        self._worker.say(f"begins run {run.id}@{run.fence} of {run.correlation_id}")
 
     def _call(self, run: ClaimedRun) -> None:
         context.run_context().raise_if_cancelled()
         fails = Random(f"the end of {run.id}@{run.fence}").random() < FAILS
         self._ledger.ended[run.id, run.fence] = RunState.FAILED if fails else RunState.SUCCEEDED
-        self._say(f"ends run {run.id}@{run.fence}: {'failed' if fails else 'succeeded'}")
+        self._worker.say(f"ends run {run.id}@{run.fence}: {'failed' if fails else 'succeeded'}")
         if fails:
             raise RuntimeError("drawn to fail")

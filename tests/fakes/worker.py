@@ -40,7 +40,7 @@ from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import ASSIGNMENTS_MAX, Action
 from feedq.errors import LeaseLost, SinkUnavailable, Unavailable
 from tests.fakes.control import Interrupted, is_open
-from tests.fakes.jobs import SLOTS, FakeJobs, Ledger
+from tests.fakes.jobs import SLOTS, FakeJobs
 from tests.fakes.stream import FakeStream, numbers
 
 if TYPE_CHECKING:
@@ -115,25 +115,17 @@ class FakeWorker:
         self.interrupted_in: int | None = None
         """After so many more steps it dies, or stands still, if set."""
         self.dies_then = False
-        self.jobs = None if fleet.runs is None or takes else self._with_jobs(fleet.runs.ledger)
+        self.jobs: FakeJobs | None = None
+        if fleet.runs is not None and takes is None:
+            runs, ledger = self._store.jobs.runs, fleet.runs.ledger
+            self.jobs = FakeJobs(self, runs, ledger, database=fleet.clock)
         self._is_leaving = self._has_drained = False
         self._leave_by = float("inf")
 
-    def _with_jobs(self, ledger: Ledger) -> FakeJobs:
-        return FakeJobs(
-            self.name,
-            self._store.jobs.runs,
-            ledger,
-            clock=self.clock,
-            database_now=self._control.clock.now,
-            identity=self._identity,
-            say=self._say,
-        )
-
-    def _say(self, what: str) -> None:
+    def say(self, what: str) -> None:
         self._fleet.say(f"worker {self.name}", what)
 
-    def _identity(self) -> UUID | None:
+    def identity(self) -> UUID | None:
         is_trusted = self.worker is not None and self.core.is_trusted(self._now)
         return self.worker.id if is_trusted and self.worker is not None else None
 
@@ -182,10 +174,10 @@ class FakeWorker:
             self._control.step = None
             self._is_performing = False
             if self.dies_then:
-                self._say("dies in the middle of it")
+                self.say("dies in the middle of it")
                 self.kill()
             else:
-                self._say("stands still in the middle of it")
+                self.say("stands still in the middle of it")
                 self.freeze()
         finally:
             self._control.step = None
@@ -204,7 +196,7 @@ class FakeWorker:
             self._vanish()
             return
         if self._is_leaving and not self.core.is_draining:
-            self._say(f"drains {numbers(self.streams)}")
+            self.say(f"drains {numbers(self.streams)}")
             self._leave_by = self._now + self._settings.drain_timeout_s
             self._perform(self.core.drain(now=self._now))
             if self.jobs is not None:
@@ -219,7 +211,7 @@ class FakeWorker:
         if self.is_dead:
             return
         if self._dropped:
-            self._say(f"drops {self._dropped} stale message{'s' if self._dropped > 1 else ''}")
+            self.say(f"drops {self._dropped} stale message{'s' if self._dropped > 1 else ''}")
             self._dropped = 0
         has_jobs = self.jobs is not None and not self.jobs.slots.is_idle
         is_done = (self._has_drained or self._is_over) and not self._requests and not has_jobs
@@ -254,7 +246,7 @@ class FakeWorker:
         feed_id = stream.key[0]
         is_apart = self._takes is not None
         whose = "loses the process of" if is_apart else "is ended by a record of"
-        self._say(f"{whose} feed {feed_id}")
+        self.say(f"{whose} feed {feed_id}")
         self.kill(Loss("crashed", "poison", feed_id, is_certain=is_apart or feed_id % 2 == 0))
 
     def _start_apart(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
@@ -285,7 +277,7 @@ class FakeWorker:
             self._reach()
             if self.worker is not None:
                 self._store.workers.leave(self.worker.id)
-        self._say("leaves")
+        self.say("leaves")
         self.kill()
 
     def _reach(self) -> None:
@@ -357,7 +349,7 @@ class FakeWorker:
 
     def _answered(self, arrived: _InFlight) -> None:
         if arrived.answer is None:
-            self._say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
+            self.say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
             if self.jobs is not None and self.worker is not None:
                 self.jobs.slots.gone(self.worker.id)
         sent_at = arrived.sent_at
@@ -403,7 +395,7 @@ class FakeWorker:
         match action:
             case actions.Suspend():
                 if self.streams:
-                    self._say(f"suspends {numbers(self.streams)}")
+                    self.say(f"suspends {numbers(self.streams)}")
                 self._suspend()
             case actions.EndSession():
                 self._suspend()
@@ -413,7 +405,7 @@ class FakeWorker:
             case actions.DropMessage(_, message):
                 self._dropped += message is not None
             case actions.RunReconcile() if self._takes is None:
-                self._say("no pass for too long; runs one here")
+                self.say("no pass for too long; runs one here")
                 with suppress(Unavailable):
                     self._fleet.reconcile()
             case actions.StartFeeds(_, claims):
@@ -476,7 +468,7 @@ class FakeWorker:
             case actions.FetchHeld(worker_id):
                 held, running = set(leases.held(worker_id)), {s.key for s in self.streams.values()}
                 if strays := [key[0] for key in held if key not in running]:
-                    self._say(f"hands back {numbers(strays)}, held here and not running")
+                    self.say(f"hands back {numbers(strays)}, held here and not running")
                 self._perform(self.core.held_found(worker_id, held, now=self._now))
             case actions.AnnounceDrain(worker_id):
                 self._store.workers.drain(worker_id)
@@ -516,7 +508,7 @@ class FakeWorker:
             with suppress(Unavailable, SinkUnavailable):
                 begun += self._take_over(stream)
         if begun:
-            self._say(f"streams {numbers(begun)}")
+            self.say(f"streams {numbers(begun)}")
 
     def _take_over(self, stream: FakeStream) -> list[int]:
         """The id of the feed, if it streams now. Raises `Unavailable`, `SinkUnavailable`."""
@@ -525,7 +517,7 @@ class FakeWorker:
         self._step()
         is_ours = stream.take_over(self.worker.id, store=self._store, sink=self._sink)
         if stream.key != before:
-            self._say(f"raises feed {before[0]} from epoch {before[1]} to {stream.key[1]}")
+            self.say(f"raises feed {before[0]} from epoch {before[1]} to {stream.key[1]}")
             self._perform(self.core.epoch_raised(before, stream.key))
         if not is_ours:
             self._fenced(stream)
@@ -540,7 +532,7 @@ class FakeWorker:
         return [stream.key[0]]
 
     def _fenced(self, stream: FakeStream) -> None:
-        self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
+        self.say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
         self._end(stream, Release(*stream.key, Reason.FENCED))
 
     def _commit(self, feed_ids: Iterable[int]) -> None:
@@ -550,7 +542,7 @@ class FakeWorker:
                 continue
             self._step()
             if not stream.commit(self._sink):
-                self._say(f"has lost the checkpoint of feed {feed_id}")
+                self.say(f"has lost the checkpoint of feed {feed_id}")
                 stream.begin_anew()
 
     def _report(self) -> None:
@@ -586,12 +578,12 @@ class FakeWorker:
         if self._stream(stream.assigned) is stream:
             self._end(stream, Release(*stream.key, reason))
             if not self._is_leaving:
-                self._say(f"releases feed {stream.key[0]} ({reason})")
+                self.say(f"releases feed {stream.key[0]} ({reason})")
 
     def _lose(self, keys: Sequence[FeedKey]) -> None:
         lost = [stream for key in keys if (stream := self._stream(key))]
         if lost and not self.core.needs_session:
-            self._say(f"lost {numbers(stream.key[0] for stream in lost)}")
+            self.say(f"lost {numbers(stream.key[0] for stream in lost)}")
         for stream in lost:
             self._end(stream, None)
 
