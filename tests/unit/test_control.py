@@ -101,22 +101,6 @@ def test_no_message_leaves_when_the_commit_fails(store: SteppedStore) -> None:
     assert [a.key for a in run(store)[1]] == [(1, 1)], "the epoch that was rolled back was never heard of"
 
 
-def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(store: SteppedStore) -> None:
-    worker = add_worker(store)
-    add_feeds(store, 1)
-
-    def die(_: Sequence[Assignment]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        reconcile(store, die, SETTINGS)
-    store.clock.advance(DISPATCH_TIMEOUT_S)
-    send_heartbeat(store, worker.id, worker.load, ttl_s=SETTINGS.ttl_s)
-    report, sent = run(store)
-    assert report.overdue == 1
-    assert [a.epoch for a in sent] == [2]
-
-
 def test_passes_in_a_row_are_bounded_and_leave_the_rest_to_others(
     store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

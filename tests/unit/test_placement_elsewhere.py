@@ -165,11 +165,14 @@ def test_no_move_leads_to_where_a_feed_failed_or_cannot_land_or_to_a_worker_that
             assert one.feed_id in stranded, "what must leave goes where there is room"
 
 
-@given(st.data(), strategies)
-def test_rebalancing_comes_to_an_end_whatever_feeds_avoid(data: st.DataObject, strategy: Strategy) -> None:
+@given(st.data(), strategies, st.integers(1, 3))
+def test_rebalancing_comes_to_an_end_whatever_feeds_avoid(
+    data: st.DataObject, strategy: Strategy, limit: int
+) -> None:
     fleet = data.draw(troubled_running(strategy))
-    for _ in range(200):
-        transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=3).transfers()
+    for _ in range(20 * len(fleet.held) + 1):
+        moves = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=limit)
+        transfers = moves.transfers()
         if not transfers:
             return
         fleet = fleet.after(transfers)

@@ -89,16 +89,6 @@ def test_what_is_even_is_left_alone_so_nothing_goes_to_and_fro(fleet: Running) -
     assert moves_of(after) == ()
 
 
-@given(any_fleet, st.integers(1, 3))
-def test_with_a_limit_it_comes_to_an_end_too(fleet: Running, limit: int) -> None:
-    for _ in range(20 * len(fleet.held) + 1):
-        transfers = moves_of(fleet, moves=limit)
-        if not transfers:
-            return
-        fleet = fleet.after(transfers)
-    pytest.fail("it moves feeds for ever")
-
-
 @given(any_fleet)
 def test_it_moves_nothing_where_the_counters_name_no_donor(fleet: Running) -> None:
     remaining = replace(fleet, held=[h for h in fleet.held if h not in fleet.stranded])

@@ -494,6 +494,35 @@ def test_a_rule_says_what_stands_in_for_nothing_and_for_null(
 
 
 @pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b'{"a_b_c": 1, "a_b": {"c": 2}, "a": {"b_c": 3, "b": {"c": 4}}}', "1"),
+        (b'{"a_b": {"c": 2}, "a": {"b_c": 3, "b": {"c": 4}}}', "2"),
+        (b'{"a": {"b_c": 3, "b": {"c": 4}}}', "3"),
+        (b'{"a": {"b": {"c": [4, {"d": 5}]}}}', '[4, {"d": 5}]'),
+        (b'{"a_b": {"c": null}, "a": {"b": {"c": 4}}}', None),
+        (b'{"a": {"b": 1}, "c": 2}', None),
+    ],
+)
+def test_a_flattened_column_gets_the_shortest_path_of_its_name(record: bytes, expected: str | None) -> None:
+    rows = rows_of(Target("t", "json", flatten="_"), "a_b_c")
+    assert fields(rows, record) == [expected]
+    assert one(rows, record) == b"".join(encoded(rows, [write_of(of_lines([record]))]))
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b"1,2,3", ["1", "3", "1,2,3", "2", FEED]),
+        (b',,""', [None, "", ',,""', "ü\t", FEED]),
+        (b'"a,""b""",x y,5 pipe', ['a,"b"', "5 pipe", '"a,""b""",x y,5 pipe', "x y", FEED]),
+    ],
+)
+def test_csv_fields_go_to_their_columns_as_they_are(record: bytes, expected: list[str | None]) -> None:
+    assert fields(landing_rows("csv ,"), record) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "record", "why"),
     [
         ("pointers", b"nope", "invalid JSON"),
