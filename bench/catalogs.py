@@ -23,7 +23,7 @@ FILES = 50
 LEFT = FEEDS // 10
 """Feeds that the catalog has when it has lost nine in ten."""
 FIRST_MUST_S = 60.0
-AGAIN_MUST_S = 15.0
+AGAIN_MUST_S = 6.0
 LIMIT_S = 300.0
 COMMAND = (sys.executable, "-c", "from feedq.cli import main; main(prog_name='feedq')")
 

@@ -19,7 +19,7 @@ from feedq.errors import NotFound, Unavailable
 
 with lazily():
     from feedq.core import roles, values
-    from feedq.verbs import registry, tokens, wording
+    from feedq.verbs import fleet, registry, wording
 
 if TYPE_CHECKING:
     import socket
@@ -119,7 +119,7 @@ def add(
     Example:
       feedq token add acme-ci --role operator --tenant acme --for 30d
     """
-    made = invocation.do(tokens.add_token, name=name, role=role, tenant=tenant, days=lasts_s / DAY_S)
+    made = invocation.do(fleet.add_token, name=name, role=role, tenant=tenant, days=lasts_s / DAY_S)
     answer(invocation, made, made.token)
 
 
@@ -139,7 +139,7 @@ def list_(invocation: Invocation) -> None:
         TableColumn("ENDS", lambda one: wording.stamp(one.expires_at)),
     ]
     empty = "no tokens; `feedq token add` makes one"
-    answer_list(invocation, invocation.do(tokens.list_tokens).items, columns, empty=empty)
+    answer_list(invocation, invocation.do(fleet.list_tokens).items, columns, empty=empty)
 
 
 @token.command()
@@ -152,7 +152,7 @@ def remove(invocation: Invocation, *, names: tuple[str, ...]) -> None:
     Example:
       feedq token remove acme-ci
     """
-    removed = [invocation.do(tokens.remove_token, name=name) for name in dict.fromkeys(names)]
+    removed = [invocation.do(fleet.remove_token, name=name) for name in dict.fromkeys(names)]
     answer(invocation, removed, "\n".join(f"{one.name} removed" for one in removed))
 
 

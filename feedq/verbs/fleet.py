@@ -1,22 +1,26 @@
-"""The fleet: at a glance, its problems and all checks, its workers, its history, and what feeds can be made of."""
+"""The fleet: at a glance, its problems and all checks, its workers, its history, what feeds can be made of, and
+the tokens of its API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from msgspec import Meta
 
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.history import EventFilter, ListedEvent
 from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.tokens import DAYS_MAX
 from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import FeedView, WorkerState, WorkerTarget, WorkerView
 from feedq.core.passwords import masked
-from feedq.core.roles import AccessRole
+from feedq.core.roles import AccessRole, AccessToken
 from feedq.core.selection import Selection
+from feedq.core.values import check_name
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.settings import Settings
 from feedq.telemetry.event_names import EventKind
@@ -48,6 +52,7 @@ from feedq.verbs.wording import ID_SHOWN, NAMED_MAX, counted
 if TYPE_CHECKING:
     from feedq.verbs.alerts import AlertTarget
 
+DAY_S: Final = 86_400
 ALERTS: Final = "alerts"
 """The name of the checks of alert targets."""
 TRIED_AT_ONCE: Final = 10
@@ -102,6 +107,21 @@ class WorkerDocument:
     view: WorkerView
     held: Sequence[FeedView]
     """Its feeds and backfills."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeToken:
+    """A new token; ``token`` is shown this once and never again."""
+
+    name: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndedToken:
+    """A token that is no longer valid."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +225,8 @@ def check_alerts(settings: Settings) -> Iterator[Check]:
 
 def send_tests(settings: Settings) -> Iterator[Check]:
     """Whether each target takes a message."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from feedq.verbs.alerts import targets_of
 
     if targets := targets_of(settings):
@@ -341,3 +363,36 @@ def show_schema(at: At) -> dict[str, Any]:
     from feedq.verbs.json_schema import manifest_schema
 
     return manifest_schema()
+
+
+# -- tokens of the API ---------------------------------------------------------------------------------
+
+
+@verb("GET /tokens", role=AccessRole.ADMIN, of_fleet=True)
+def list_tokens(at: At) -> Page[AccessToken]:
+    """List tokens by name, without their secrets."""
+    return Page(at.store.tokens.all())
+
+
+@verb("POST /tokens", role=AccessRole.ADMIN, of_fleet=True)
+def add_token(
+    at: At,
+    *,
+    name: NameArgument,
+    role: AccessRole,
+    tenant: NameArgument | None = None,
+    days: Annotated[float, Meta(gt=0, le=DAYS_MAX)] = 90.0,
+) -> MadeToken:
+    """Make a token for a person or program, for everything or for one tenant."""
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise InvalidInput(f"name: {error}") from None
+    return MadeToken(name, at.store.tokens.add(name, role, tenant=tenant, lasts_s=days * DAY_S))
+
+
+@verb("DELETE /tokens/{name}", role=AccessRole.ADMIN, of_fleet=True)
+def remove_token(at: At, *, name: NameArgument) -> EndedToken:
+    """End a token at once."""
+    at.store.tokens.remove(name)
+    return EndedToken(name)

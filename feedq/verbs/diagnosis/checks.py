@@ -120,6 +120,12 @@ class Trouble:
     """Of a feed that waits, what for."""
 
     @property
+    def select(self) -> Selection | None:
+        """Chooses all feeds that are in this trouble; None where nothing does."""
+        cause = self.cause
+        return _CHOICES[cause] if isinstance(cause, Concern) else Selection(statuses=(cause,))
+
+    @property
     def advice(self) -> str:
         """What is told of many feeds at once."""
         return f"{self.sentence}: {self.remedy}"
@@ -257,11 +263,6 @@ def trouble_of(cause: Status | Concern, reason: Reason | None = None) -> Trouble
     Only of feeds that wait does the reason matter: for the others it repeats the status.
     """
     return _BY_CAUSE.get((cause, reason)) or _BY_CAUSE.get((cause, None))
-
-
-def choice_of(cause: Status | Concern) -> Selection | None:
-    """The selection of all feeds with which this is wrong; None where there is none."""
-    return _CHOICES[cause] if isinstance(cause, Concern) else Selection(statuses=(cause,))
 
 
 _CHOICES: Final = {

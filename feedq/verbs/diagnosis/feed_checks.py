@@ -14,7 +14,7 @@ from feedq.core.model import Concern, FeedView, LeaseState, Reason, Status, Work
 from feedq.core.placement.base import Rules
 from feedq.core.remedies import command
 from feedq.core.selection import Selection
-from feedq.verbs.diagnosis.checks import TROUBLES, Check, Level, Tone, Trouble, choice_of, ok, trouble_of
+from feedq.verbs.diagnosis.checks import TROUBLES, Check, Level, Tone, Trouble, ok, trouble_of
 from feedq.verbs.diagnosis.fleet_checks import Overview, has_labels, serves
 from feedq.verbs.wording import NAMED_MAX, counted, distance, pairs, refused_words, said, some
 
@@ -47,7 +47,7 @@ def feed_checks(
 
 
 def _counted(trouble: Trouble, groups: Sequence[TroubledFeeds], now: datetime, explained: Explained) -> Check:
-    total, select = groups[0].of, choice_of(trouble.cause)
+    total, select = groups[0].of, trouble.select
     named = some(
         [view for group in groups for view in group.views][:NAMED_MAX],
         lambda view: _named(trouble, view, now),
@@ -83,7 +83,7 @@ def _shown(trouble: Trouble, group: TroubledFeeds, now: datetime, explained: Exp
 
 def _chosen(trouble: Trouble, group: TroubledFeeds) -> Selection | None:
     """What chooses these feeds and no others; nothing does those without a tenant beside those of tenants."""
-    choice = choice_of(trouble.cause)
+    choice = trouble.select
     if choice is None or (not group.tenant and group.feeds < group.of):
         return None
     return replace(choice, tenant=group.tenant or None)
