@@ -18,14 +18,13 @@ from typing import Any
 from celery import Celery, signals
 from kombu import Queue
 
-from feedq.celery import broker
+from feedq.celery import broker, running_command
 from feedq.celery.bootsteps import FeedqStep
 from feedq.celery.once import OnceCelery, prepare
 from feedq.celery.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, STREAM_FEED
 from feedq.errors import InvalidInput
 from feedq.settings import Settings, settings
 from feedq.telemetry.logs import configure_logging
-from feedq.web import extend_flower
 
 DEFAULT_QUEUE = "feedq"
 STREAM_POOL = "feedq.celery.pool:StreamPool"
@@ -137,5 +136,8 @@ def _app_or_exit() -> Celery:
 
 app = _app_or_exit()
 app.set_default()
-extend_flower()
+if running_command() == "flower":
+    from feedq.web.site import install
+
+    install()
 gc.enable()

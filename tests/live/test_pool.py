@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from pydantic import SecretStr
 
+from feedq.celery import LIBRARIES_OF_OTHERS
 from feedq.celery.application import STREAM_POOL, asks_for_prefork, make_app
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import RECONCILE, STREAM_FEED
@@ -263,3 +264,22 @@ def test_a_worker_imports_nothing_of_commands_and_pages() -> None:
     code = f"import json, sys, {PROCESSES}; print(json.dumps(list(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not ELSEWHERE & set(json.loads(answer.stdout))
+
+
+LEFT = """
+import celery.__main__, gc, sys, types
+sys.argv = ["celery", "-A", "feedq", sys.argv[1], "--help"]
+try:
+    celery.__main__.main()
+finally:
+    functions = [one for one in gc.get_objects() if isinstance(one, types.FunctionType)]
+    print(*sys.modules, *{str(function.__module__) for function in functions}, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_a_process_forgets_what_celery_loads_for_other_commands(command: str) -> None:
+    argv = [sys.executable, "-c", LEFT, command]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True)
+    left = {name.partition(".")[0] for name in ran.stderr.splitlines()[-1].split()}
+    assert "celery" in left and not left & LIBRARIES_OF_OTHERS
