@@ -1,7 +1,7 @@
 """Breaks a thread of a worker from inside: a module for ``FEEDQ_IMPORTS`` of workers under test.
 
 A file ``PID-THREAD`` in the directory that ``BROKEN_THREADS`` names says what becomes of that thread: it hangs
-where it would note its next turn, or it dies wherever it is.
+where it would note its next turn, or inside the driver of a database, or it dies wherever it is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import ctypes
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+import psycopg2
+from psycopg2.extensions import cursor
 
 from feedq.telemetry.watched_threads import WatchedThread
 from feedq.worker.activity import Activity
@@ -19,7 +23,7 @@ from feedq.worker.activity import Activity
 VARIABLE = "BROKEN_THREADS"
 LOOK_S = 0.05
 
-Fault = Literal["hangs", "dies"]
+Fault = Literal["hangs", "hangs in the driver", "dies"]
 
 
 def break_thread(directory: Path, pid: int, thread: str, fault: Fault) -> None:
@@ -49,6 +53,15 @@ class Turns:
             hang_if_told()
 
 
+class HangingCursor(cursor):
+    """A cursor whose statements never return if the thread that executes one is told to hang there."""
+
+    def execute(self, *arguments: Any, **named: Any) -> None:
+        if fault_of(threading.current_thread().name) == "hangs in the driver":
+            threading.Event().wait()
+        super().execute(*arguments, **named)
+
+
 def pulse(activity: Activity) -> None:
     hang_if_told()
     real_pulse(activity)
@@ -67,5 +80,6 @@ def kill_threads() -> None:
 if VARIABLE in os.environ:
     real_pulse = Activity.pulse
     Activity.pulse = pulse  # type: ignore[method-assign, assignment]
+    psycopg2.connect = partial(psycopg2.connect, cursor_factory=HangingCursor)
     WatchedThread.turns = Turns()  # type: ignore[assignment]
     threading.Thread(target=kill_threads, daemon=True).start()

@@ -2,7 +2,8 @@
 
 `WatchedThread` counts the turns of its loop. No wait in a turn is longer than `TURN_S`, except for a server: such
 a wait may last as long as the server's time-outs allow, and is marked (`asking`), because a database that is away
-is no reason to end a worker. `feedq.worker.watch` judges all threads in the same way.
+is no reason to end a worker; unless the control database says that it is not being asked anything (`asks`).
+`feedq.worker.watch` judges all threads in the same way.
 
 `watch_threads` has any thread of feedq noticed that ends by an exception.
 """
@@ -32,6 +33,10 @@ class WatchedThread(Thread):
         self.turns = 0
         self.is_asking = False
         """Whether it waits for a server, or works on what that has answered."""
+        self.backend = 0
+        """The process of the control database whose answer it waits for; 0: it waits for another server."""
+        self.found_idle = 0
+        """How many times in a row that process was found to have nothing to do, although this thread waits."""
 
     def run(self) -> None:
         _watched.add(self)
@@ -60,12 +65,21 @@ def asking() -> Iterator[None]:
     if not isinstance(thread, WatchedThread):
         yield
         return
-    before, thread.is_asking = thread.is_asking, True
+    before = thread.is_asking, thread.backend
+    thread.is_asking = True
     try:
         yield
     finally:
-        thread.is_asking = before
+        thread.is_asking, thread.backend = before
+        thread.found_idle = 0
         thread.turns += 1
+
+
+def asks(backend: int) -> None:
+    """Note which process of the control database the calling thread asks."""
+    thread = threading.current_thread()
+    if isinstance(thread, WatchedThread) and thread.is_asking:
+        thread.backend = backend
 
 
 def watch_threads() -> None:

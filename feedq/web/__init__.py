@@ -7,9 +7,10 @@ How the pages get into plain ``celery -A feedq flower``, and into nothing else:
 
 Flower has no interface for pages of others. What it has is a table of handlers and a dict of settings
 (``flower.urls``), which it reads once, when its command builds the web application. Celery loads the app (``-A``)
-before it runs the command. So `feedq.celery.application` calls `feedq.web.site.install` when it is imported, if, and
-only if, the subcommand is ``flower``; and that adds the pages to the two tables, and puts a guarded application in
-the place of Flower's own. The order of imports does not matter, and a worker or a beat imports nothing for it.
+before it runs the command. So `feedq.celery.application` calls `feedq.web.site.install` when it is imported, if,
+and only if, the subcommand is ``flower``; and that adds the pages to the two tables, and puts a guarded
+application in the place of Flower's own. The order of imports does not matter, and a worker or a beat imports
+nothing for it.
 
 What was not chosen: a ``flowerconfig.py`` works only in the right working directory; an entry point named
 ``flower`` in ``celery.commands`` competes with Flower's own, and which one wins depends on the order of

@@ -164,6 +164,7 @@ class Supervisor:
         self.lease_keeper.start()
         self.lease_client.start()
         self._thread.start()
+        self._watch.idle_backends = self._store.idle_backends
         self._watch.add(Duty("core", self.lease_keeper.watch))
         if self._watch.limits.memory_bytes:
             release = partial(self._soon, self._release_for_memory)

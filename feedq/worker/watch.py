@@ -6,6 +6,10 @@ or has not turned for `STUCK_S` although it waits for no server, is *stuck*: `/h
 any more, and the monitor (`feedq.worker.monitor`) ends the process. The monitor does the same when the watch is
 stuck.
 
+A thread that waits for the control database may be stuck inside the driver. A time-out could not tell that from a
+slow statement, so the server is asked, on another session: if the thread's own session has had nothing to do each
+time, nobody will ever answer. A server that does not answer this either is away, and no reason to end a worker.
+
 Whatever must happen now and then, no matter what the other threads do, is a duty of the watch: telling the core of
 the worker the time, keeping the monitor running, checking the memory, and ending a process that takes too long to
 leave. A duty may wait for nothing.
@@ -14,11 +18,13 @@ leave. A duty may wait for nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from threading import Event, Thread
 from time import monotonic
 
+from feedq.errors import FeedqError
 from feedq.telemetry.watched_threads import TURN_S, WatchedThread, ended_threads, watched_threads
 from feedq.worker.activity import CHECK_S, Activity, Limits, LoopSample, Scheduling, StallClock
 from feedq.worker.duty import Duty
@@ -28,6 +34,10 @@ LOOP = "feedq-loop"
 STUCK_S = 4.0
 """How long a thread of ours may go without a turn. With less, one that works on a large answer may be taken for
 stuck; with more, its feeds are silent for longer than a worker that is killed would leave them."""
+SUSPECT_S = 2.0
+"""How long a thread may wait for the control database before that is asked about it. Most statements take less."""
+FOUND_IDLE = 3
+"""So many times in a row a session must have had nothing to do: after one, the answer may be on its way."""
 FIRST_BY_S = 1.0
 """By how much a thread must have stood still before the event loop did; otherwise it may wait for code on the
 loop."""
@@ -49,12 +59,15 @@ class Watch:
         self.activity, self.limits = activity, limits
         self.woken = Event()
         """Set to have all duties done sooner."""
+        self.idle_backends: Callable[[Collection[int]], Collection[int]] = lambda _: ()
+        """Asks the control database which of its processes wait for their clients; may block, and raise."""
         self.loop_stalled_s = 0.0
         """The seconds that the event loop has stood still although it could have turned."""
         self._stuck: Standstill | None = None
         self._clocks: dict[WatchedThread, StallClock] = {}
         self._scheduling = Scheduling(os.getpid())
         self._waited_s = 0.0
+        self._is_asking = False
         self._duties: tuple[Duty, ...] = (Duty("threads", self.look),)
         self._looked_at = inf
         self._is_stopping = False
@@ -95,10 +108,14 @@ class Watch:
             # Only now: to read it costs more than the rest.
             self._waited_s = self._scheduling.waited_s
         for thread, clock in self._clocks.items():
-            clock.observe(LoopSample(now, thread.turns, self._waited_s, thread.is_asking))
+            clock.observe(LoopSample(now, thread.turns, self._waited_s))
         self.loop_stalled_s = max(
             (c.stalled_s for t, c in self._clocks.items() if t.name == LOOP), default=0.0
         )
+        suspects = [t for t, clock in self._clocks.items() if t.backend and clock.stalled_s >= SUSPECT_S]
+        if suspects and not self._is_asking:
+            self._is_asking = True
+            Thread(target=self._ask_about, args=(suspects,), name="feedq-witness", daemon=True).start()
         self._stuck = self._judge()
         if self._stuck is None or not self.limits.stall_s or self.activity.is_leaving:
             self.activity.note_stuck(0, "")
@@ -111,10 +128,28 @@ class Watch:
             return Standstill(f"thread {name} has ended by {why}")
         limit_s = max(STUCK_S, self.loop_stalled_s + FIRST_BY_S)
         for thread, clock in self._clocks.items():
-            if thread.name != LOOP and clock.stalled_s >= limit_s:
-                said = f"thread {thread.name} has stood still for {clock.stalled_s:.1f} s"
+            if thread.name == LOOP or clock.stalled_s < limit_s:
+                continue
+            said = f"thread {thread.name} has stood still for {clock.stalled_s:.1f} s"
+            if not thread.is_asking:
                 return Standstill(said, thread.ident or 0)
+            if thread.found_idle >= FOUND_IDLE:
+                return Standstill(f"{said} inside the driver of the control database", thread.ident or 0)
         return None
+
+    def _ask_about(self, suspects: Sequence[WatchedThread]) -> None:
+        """Ask the control database whether it is being asked anything by these threads."""
+        asked = [(thread, thread.turns, thread.backend) for thread in suspects]
+        idle: Collection[int] = ()
+        try:
+            idle = self.idle_backends([backend for _, _, backend in asked])
+        except FeedqError:
+            pass  # away: they wait for the same
+        finally:
+            for thread, turns, backend in asked:
+                if thread.turns == turns:
+                    thread.found_idle = thread.found_idle + 1 if backend in idle else 0
+            self._is_asking = False
 
     def _run(self) -> None:
         while not self._is_stopping:

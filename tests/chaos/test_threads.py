@@ -126,6 +126,14 @@ def test_a_worker_with_a_broken_thread_is_ended_and_its_feeds_go_on_elsewhere(
     place.check(thread, fault)
 
 
+@pytest.mark.parametrize("thread", ["feedq-keeper", "feedq-lease-client", "feedq-jobs"])
+def test_so_is_one_with_a_thread_that_hangs_in_the_driver_of_the_control_database(
+    place: Place, thread: str
+) -> None:
+    place.heal()
+    place.check(thread, "hangs in the driver")
+
+
 def test_a_database_that_does_not_answer_ends_no_worker(place: Place) -> None:
     """Its threads wait, for longer than any of them may stand still; its feeds go on elsewhere meanwhile."""
     cluster = place.neighbourhood.cluster

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator
 from threading import Event
 
 import pytest
 
+from feedq.errors import Unavailable
 from feedq.telemetry import watched_threads
-from feedq.telemetry.watched_threads import TURN_S, WatchedThread, asking
+from feedq.telemetry.watched_threads import TURN_S, WatchedThread, asking, asks
 from feedq.worker import watch as watch_module
 from feedq.worker.activity import CHECK_S, Activity, Limits
 from feedq.worker.watch import LOOP, STUCK_S, Watch
@@ -39,6 +42,13 @@ class Stage:
             self.now += CHECK_S
             self.watch.look()
         return self.watch.stuck.said if self.watch.stuck is not None else None
+
+
+def hear_the_server() -> None:
+    """Wait until the watch has the answer of the control database."""
+    for thread in threading.enumerate():
+        if thread.name == "feedq-witness":
+            thread.join(10)
 
 
 @pytest.fixture
@@ -81,6 +91,57 @@ def test_a_thread_that_asks_a_server_is_not_stuck_however_long_it_takes(stage: S
     stage.over.set()
     thread.join(10)
     assert not thread.is_asking
+
+
+@pytest.mark.parametrize(
+    ("idle", "stuck"), [((7,), "inside the driver"), ((), None), (Unavailable("away"), None)], ids=str
+)
+def test_a_thread_whose_session_has_nothing_to_do_is_stuck_inside_the_driver(
+    stage: Stage, idle: tuple[int, ...] | Unavailable, stuck: str | None
+) -> None:
+    def ask() -> None:
+        with asking():
+            asks(7)
+            stage.over.wait()
+
+    def say(_: Collection[int]) -> Collection[int]:
+        if isinstance(idle, Unavailable):
+            raise idle
+        return idle
+
+    stage.watch.idle_backends = say
+    thread = stage.begin("feedq-keeper", ask)
+    said = stage.looks(each=hear_the_server)
+    assert (said is None) if stuck is None else (said is not None and stuck in said)
+    stage.over.set()
+    thread.join(10)
+    assert (thread.backend, thread.found_idle) == (0, 0)
+
+
+def test_one_answer_is_no_proof_that_a_thread_is_stuck_inside_the_driver(stage: Stage) -> None:
+    answers = itertools.cycle([(7,), (7,), ()])
+
+    def ask() -> None:
+        with asking():
+            asks(7)
+            stage.over.wait()
+
+    stage.watch.idle_backends = lambda _: next(answers)
+    stage.begin("feedq-keeper", ask)
+    assert stage.looks(each=hear_the_server) is None
+
+
+def test_a_thread_that_asks_another_server_meanwhile_is_judged_by_that(stage: Stage) -> None:
+    def ask() -> None:
+        with asking():
+            with asking():
+                asks(7)
+            stage.over.wait()
+
+    stage.watch.idle_backends = lambda _: (7,)
+    thread = stage.begin("feedq-fencer-a", ask)
+    assert stage.looks() is None
+    assert thread.is_asking
 
 
 def test_a_thread_that_ended_by_an_exception_is_stuck_at_once(stage: Stage) -> None:

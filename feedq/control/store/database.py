@@ -26,7 +26,7 @@ from feedq.core.remedies import driver_text, with_remedy
 from feedq.core.values import storable
 from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
-from feedq.telemetry.watched_threads import asking
+from feedq.telemetry.watched_threads import asking, asks
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -102,6 +102,7 @@ class Connection(NamedTuple):
     session: Session
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
+        asks(self.session.get_backend_pid())
         with self.session.cursor() as cursor:
             # Given no parameters at all, the driver would leave a %% as it is.
             cursor.execute(sql, parameters or {})

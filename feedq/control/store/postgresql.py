@@ -6,14 +6,14 @@ All methods block and may raise `feedq.errors.Unavailable`; none is called from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from feedq.control.store.channels import worker_channel
-from feedq.control.store.database import Database
+from feedq.control.store.database import Database, connect_once
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
 from feedq.control.store.feeds import Backfills, Feeds
@@ -136,6 +136,16 @@ class PostgresStore:
 
         name = f"feedq-listener/{worker.id}"
         return Listener(self._url, worker_channel(worker.lock_key), application_name=name, worker=worker)
+
+    def idle_backends(self, backends: Collection[int]) -> set[int]:
+        """Return which of these processes of the server wait for their clients. Asked on a session of its own,
+        since any other may be the one that hangs. Raises `Unavailable`."""
+        waiting = """
+            SELECT pid FROM pg_stat_activity
+            WHERE pid = ANY(%(backends)s) AND (state LIKE 'idle%%' OR wait_event = 'ClientWrite')
+        """
+        with connect_once(self._url) as c:
+            return {row.pid for row in c.execute(waiting, {"backends": list(backends)})}
 
     def close(self) -> None:
         self._database.close()

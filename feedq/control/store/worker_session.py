@@ -27,6 +27,7 @@ from feedq.control.store.database import (
 )
 from feedq.control.store.workers import renew
 from feedq.core.model import Heartbeat, Load, Worker
+from feedq.telemetry.watched_threads import asks
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class _Waiting:
         """Wait, and return whether something was heard. ``others`` are descriptors that end the wait too, with
         what to poll for."""
         with translate_driver_errors(self._url):
+            asks(self._connection.get_backend_pid())
             # Not select(), which knows no descriptor beyond 1023: a worker with 600 feeds has no other ones.
             waiting = select.poll()
             fileno = self._connection.fileno()
