@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from feedq.core.expectations import Expectation, read_expectations, write_expectations
+from feedq.core.loss import Loss
 from feedq.core.values import (
     Entry,
     Labels,
@@ -39,8 +40,6 @@ FeedKey: TypeAlias = tuple[int, int]
 Version: TypeAlias = tuple[int, int]
 """The id of a declared thing, and its generation: the same until somebody changes the declaration, or removes it
 and declares it anew."""
-
-STACK_CALLS_SHOWN: Final = 12
 
 
 def require_version(what: str, found: Version, expected: Version | None) -> None:
@@ -623,25 +622,6 @@ class Claim:
     def is_apart(self) -> bool:
         """Whether it is to run in a process of its own."""
         return self.quarantined or self.feed.spec.process is Process.OWN
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The loss of a worker process: how, and to which feed, as its monitor found out."""
-
-    cause: str
-    """``stalled``, ``crashed``, ``memory``, ``killed``, or ``stuck``, which is not a feed's fault."""
-    said: str
-    """In words, with what is known of the place."""
-    feed_id: int | None = None
-    is_certain: bool = False
-    """Whether it is known that this feed's code did it; or it merely was in hand at the end."""
-    stack: tuple[str, ...] = ()
-    """The calls of the thread that did it, the innermost first."""
-
-    def shown_stack(self) -> str | None:
-        """The innermost calls, a line each: under the name of ``stack`` the log of a console takes only a text."""
-        return "\n".join(self.stack[:STACK_CALLS_SHOWN]) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,17 @@ import fcntl
 import mmap
 import os
 import threading
-from asyncio import AbstractEventLoop, Task
 from collections import Counter
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
 
 THREADS_MAX: Final = 512
 """Threads of blocking connectors that can be noted; what further ones do is not known."""
@@ -118,9 +120,20 @@ class Activity:
 
     def watch_loop(self, loop: AbstractEventLoop) -> None:
         """Note the tasks of feeds from now on as they run. Called on the loop's thread."""
+        # Not at the top: the monitor reads notes, and is to be small.
+        from asyncio import Task
+
+        def make_task(
+            loop: AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+        ) -> Task[Any]:
+            context: contextvars.Context | None = options.get("context")
+            feed_id = current_feed.get() if context is None else context.get(current_feed, NO_FEED)
+            noted = _Noted(coroutine, feed_id, self._memory, self.growth) if feed_id else coroutine
+            return Task(noted, loop=loop, **options)
+
         self._memory[_LOOP_THREAD] = threading.get_native_id()
         self._memory[_LOOP_IDENT] = threading.get_ident()
-        loop.set_task_factory(self._make_task)  # type: ignore[arg-type]  # a task of a coroutine, never of a generator
+        loop.set_task_factory(make_task)  # type: ignore[arg-type]  # a task of a coroutine, never of a generator
 
     def tick(self) -> None:
         """The loop has turned."""
@@ -180,14 +193,6 @@ class Activity:
         finally:
             if place is not None:
                 memory[place] = 0
-
-    def _make_task(
-        self, loop: AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
-    ) -> Task[Any]:
-        context: contextvars.Context | None = options.get("context")
-        feed_id = current_feed.get() if context is None else context.get(current_feed, NO_FEED)
-        noted = _Noted(coroutine, feed_id, self._memory, self.growth) if feed_id else coroutine
-        return Task(noted, loop=loop, **options)
 
     # -- what others read ----------------------------------------------------------------------------
 

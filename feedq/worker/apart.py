@@ -34,7 +34,8 @@ from uuid import UUID, uuid4
 
 from feedq import __version__
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import Claim, FeedKey, Loss, NewWorker, Reason, Release, Worker
+from feedq.core.loss import Loss
+from feedq.core.model import Claim, FeedKey, NewWorker, Reason, Release, Worker
 from feedq.core.worker import NO_SLOT_RETRY_S
 from feedq.errors import FeedqError, LeaseLost
 from feedq.settings import Settings, settings

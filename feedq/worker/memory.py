@@ -18,7 +18,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from feedq.core.model import Loss
+from feedq.core.loss import Loss
 from feedq.worker.activity import Activity, processor_s, resident_bytes
 
 CHECK_S: Final = 0.1

@@ -30,13 +30,12 @@ import stat
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
-from feedq.core.model import Loss
+from feedq.core.loss import Loss, ThreadStack, parse_stacks
 from feedq.errors import FeedqError, Unavailable
 from feedq.worker.activity import (
     CHECK_S,
@@ -104,19 +103,6 @@ RESTART_S: Final = 5.0
 """The least time from one start of the monitor to the next, should it die by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStack:
-    """The calls that one thread was in, the innermost first: ``File "…", line 3 in f``."""
-
-    ident: int
-    is_current: bool
-    calls: tuple[str, ...]
-
-    @property
-    def where(self) -> str:
-        return self.calls[0] if self.calls else "nowhere in Python code"
-
-
 class DumpPipe:
     """The pipe that faulthandler writes to for the worker."""
 
@@ -135,31 +121,6 @@ class DumpPipe:
     def clear(self) -> None:
         self.hear()
         self._said = b""
-
-
-def parse_stacks(text: str) -> list[ThreadStack]:
-    """The stacks of a dump of faulthandler."""
-    stacks: list[ThreadStack] = []
-    head: tuple[int, bool] | None = None
-    calls: list[str] = []
-
-    def close() -> None:
-        if head is not None:
-            stacks.append(ThreadStack(*head, tuple(calls)))
-
-    for line in text.splitlines():
-        words = line.split()
-        if line.startswith(("Thread 0x", "Current thread 0x")):
-            close()
-            number = next(word for word in words if word.startswith("0x"))
-            head, calls = (int(number.rstrip(":"), 16), words[0] == "Current"), []
-        elif line.startswith("  ") and head is not None:
-            calls.append(line.strip())
-        elif line.strip():
-            close()
-            head = None
-    close()
-    return stacks
 
 
 class Monitor:

@@ -31,7 +31,8 @@ from feedq.connectors.blocking import open_stream
 from feedq.core.backoff import BackoffPolicy, RetryElsewhere
 from feedq.core.clock import Clock
 from feedq.core.expectations import Expectation, Expectations
-from feedq.core.model import JSON, Claim, Feed, FeedKey, Loss, Reason, Release, Rewind, known_as
+from feedq.core.loss import Loss
+from feedq.core.model import JSON, Claim, Feed, FeedKey, Reason, Release, Rewind, known_as
 from feedq.core.permission import Permissions
 from feedq.errors import (
     CheckpointLost,

@@ -29,12 +29,12 @@ from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.lease import Owner
 from feedq.core.limits import CLAIMS_FEW
+from feedq.core.loss import Loss
 from feedq.core.model import (
     Claim,
     FeedKey,
     Heartbeat,
     Load,
-    Loss,
     Progress,
     Reason,
     Release,

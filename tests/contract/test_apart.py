@@ -12,7 +12,8 @@ import pytest
 
 from feedq import settings as settings_module
 from feedq.celery import tasks
-from feedq.core.model import LeaseState, Loss, NewWorker, Process, Reason, Status, TargetState
+from feedq.core.loss import Loss
+from feedq.core.model import LeaseState, NewWorker, Process, Reason, Status, TargetState
 from tests.contract.harness import Harness
 from tests.contract.test_supervisor import Stage
 from tests.waiting import until

@@ -7,12 +7,12 @@ from uuid import uuid4
 import pytest
 
 from feedq.core.lease import QUARANTINE_S
+from feedq.core.loss import Loss
 from feedq.core.model import (
     Feed,
     FeedKey,
     Lease,
     LeaseState,
-    Loss,
     NewWorker,
     Reason,
     Release,

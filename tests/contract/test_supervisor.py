@@ -17,6 +17,7 @@ import pytest
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
 from feedq.control import reconcile as control
+from feedq.core.loss import Loss
 from feedq.core.model import (
     JSON,
     Assignment,
@@ -24,7 +25,6 @@ from feedq.core.model import (
     FeedKey,
     FeedSpec,
     LeaseState,
-    Loss,
     NewWorker,
     Reason,
     Release,

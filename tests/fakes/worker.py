@@ -24,12 +24,12 @@ from feedq.control.store.channels import worker_channel
 from feedq.control.store.worker_session import Listener, WorkerSession
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock
+from feedq.core.loss import Loss
 from feedq.core.model import (
     Claim,
     FeedKey,
     Heartbeat,
     Load,
-    Loss,
     NewWorker,
     Progress,
     Reason,

@@ -266,6 +266,12 @@ def test_a_worker_imports_nothing_of_commands_and_pages() -> None:
     assert not ELSEWHERE & set(json.loads(answer.stdout))
 
 
+def test_a_monitor_is_small() -> None:
+    code = "import json, sys, feedq.worker.monitor; print(json.dumps(list(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"asyncio", "msgspec", "psycopg2", "pydantic"} & set(json.loads(answer.stdout))
+
+
 LEFT = """
 import celery.__main__, gc, sys, types
 sys.argv = ["celery", "-A", "feedq", sys.argv[1], "--help"]

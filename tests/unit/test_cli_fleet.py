@@ -9,7 +9,7 @@ import pytest
 
 from feedq.cli.fleet import FEEDS_SEEN, look, rendered
 from feedq.control.store.fleet_state import FleetState
-from feedq.core.model import Loss
+from feedq.core.loss import Loss
 from feedq.core.selection import Selection
 from tests.unit.command import Command, FakeInvocation, led
 

@@ -11,14 +11,14 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.core.model import Loss, NewWorker
+from feedq.core.loss import Loss, parse_stacks
+from feedq.core.model import NewWorker
 from feedq.worker.activity import Activity, FeedThread, Limits
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
 from feedq.worker.monitor import (
     DumpPipe,
     Monitor,
     make_private,
-    parse_stacks,
     report_losses,
 )
 from tests.fakes.control import current

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from feedq.core.model import Loss
+from feedq.core.loss import Loss
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, configure_logging, log, mask_url
 from feedq.telemetry.metrics import GroupHistogram

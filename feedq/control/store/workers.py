@@ -12,12 +12,12 @@ from feedq.control.store.database import Aggregate, Connection, in_statement, in
 from feedq.control.store.feed_rows import read_documents
 from feedq.control.store.history import told_of
 from feedq.control.store.protocol import ask, call, document, read
+from feedq.core.loss import Loss
 from feedq.core.model import (
     FeedKey,
     Heartbeat,
     LeaseState,
     Load,
-    Loss,
     NewWorker,
     Reason,
     Worker,
