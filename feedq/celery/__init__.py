@@ -14,7 +14,9 @@ from typing import Any
 import click
 
 OTHER_COMMANDS = ("flower", "amqp")
-LIBRARIES_OF_OTHERS = frozenset({"flower", "tornado", "click_repl", "prompt_toolkit", "wcwidth", "xml"})
+LIBRARIES_OF_OTHERS = frozenset(
+    {"flower", "tornado", "click_repl", "prompt_toolkit", "wcwidth", "xml", "humanize", "pytz"}
+)
 
 
 def __getattr__(name: str) -> Any:
