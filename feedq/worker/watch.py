@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from threading import Event, Thread
@@ -67,7 +68,7 @@ class Watch:
         self._clocks: dict[WatchedThread, StallClock] = {}
         self._scheduling = Scheduling(os.getpid())
         self._waited_s = 0.0
-        self._is_asking = False
+        self._witness: Thread | None = None
         self._duties: tuple[Duty, ...] = (Duty("threads", self.look),)
         self._looked_at = inf
         self._is_stopping = False
@@ -112,15 +113,17 @@ class Watch:
         self.loop_stalled_s = max(
             (c.stalled_s for t, c in self._clocks.items() if t.name == LOOP), default=0.0
         )
-        suspects = [t for t, clock in self._clocks.items() if t.backend and clock.stalled_s >= SUSPECT_S]
-        if suspects and not self._is_asking:
-            self._is_asking = True
-            Thread(target=self._ask_about, args=(suspects,), name="feedq-witness", daemon=True).start()
         self._stuck = self._judge()
         if self._stuck is None or not self.limits.stall_s or self.activity.is_leaving:
             self.activity.note_stuck(0, "")
         else:
             self.activity.note_stuck(self._stuck.ident, self._stuck.said)
+        suspects = [t for t, clock in self._clocks.items() if t.backend and clock.stalled_s >= SUSPECT_S]
+        if suspects and not (self._witness and self._witness.is_alive()):
+            self._witness = Thread(
+                target=self._ask_about, args=(suspects,), name="feedq-witness", daemon=True
+            )
+            self._witness.start()
         return CHECK_S
 
     def _judge(self) -> Standstill | None:
@@ -141,15 +144,11 @@ class Watch:
         """Ask the control database whether it is being asked anything by these threads."""
         asked = [(thread, thread.turns, thread.backend) for thread in suspects]
         idle: Collection[int] = ()
-        try:
+        with suppress(FeedqError):  # away: they wait for the same
             idle = self.idle_backends([backend for _, _, backend in asked])
-        except FeedqError:
-            pass  # away: they wait for the same
-        finally:
-            for thread, turns, backend in asked:
-                if thread.turns == turns:
-                    thread.found_idle = thread.found_idle + 1 if backend in idle else 0
-            self._is_asking = False
+        for thread, turns, backend in asked:
+            if thread.turns == turns:
+                thread.found_idle = thread.found_idle + 1 if backend in idle else 0
 
     def _run(self) -> None:
         while not self._is_stopping:
