@@ -43,24 +43,12 @@ from feedq.errors import (
 from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
 from feedq.telemetry.logs import LogEvent, log, mask_url
-from feedq.verbs.registry import (
-    ANSWER,
-    JSON_TYPE,
-    PREFIX,
-    PROBLEM,
-    PROGRESS,
-    STREAM_TYPE,
-    At,
-    Verb,
-    check_names,
-    encode,
-    load,
-)
+from feedq.verbs import registry
 from feedq.verbs.wording import printable_lines
 
 PROBLEM_TYPE: Final = "application/problem+json"
 STREAM_HEADERS: Final = {
-    "Content-Type": STREAM_TYPE,
+    "Content-Type": registry.STREAM_TYPE,
     "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # a proxy in front must not keep it back until the end
 }
@@ -115,7 +103,7 @@ class Answer:
 
     status: int
     body: bytes | Generator[bytes, None, None]
-    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": JSON_TYPE})
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": registry.JSON_TYPE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +128,14 @@ class Progress:
 class Endpoint:
     """Answers requests with the verbs, on one store."""
 
-    def __init__(self, at: At, refused: Refused) -> None:
+    def __init__(self, at: registry.At, refused: Refused) -> None:
         """``at`` has the store, settings and sinks; each request brings its caller. ``refused`` writes down what
         somebody was refused."""
         self.at, self.refused = at, refused
 
     @classmethod
     def of(cls, store: PostgresStore, settings: Settings) -> Self:
-        at = At(store, settings, NOBODY, partial(opened_sink, settings, role="api"))
+        at = registry.At(store, settings, NOBODY, partial(opened_sink, settings, role="api"))
         return cls(at, RefusalLog(store.tokens).write)
 
     def answer(self, request: Request) -> Answer:
@@ -157,14 +145,14 @@ class Endpoint:
             # Before the arguments are read: who may not ask is refused, whatever they are.
             verb.require(request.caller)
             arguments = verb.parse(_given(verb, in_path, request))
-            if STREAM_TYPE in request.headers.get("accept", "") and not verb.is_stream:
+            if registry.STREAM_TYPE in request.headers.get("accept", "") and not verb.is_stream:
                 return Answer(200, self._streamed(verb, arguments, request), STREAM_HEADERS)
             found = verb.call(self._at_of(request), arguments)
             return Answer(200, _items(found), STREAM_HEADERS) if verb.is_stream else _answered(found)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it becomes an answer, and a bug is logged
             return problem_answer(self._problem(request, error))
 
-    def _at_of(self, request: Request, **more: Any) -> At:
+    def _at_of(self, request: Request, **more: Any) -> registry.At:
         hid = partial(self._refuse, request, HTTPStatus.NOT_FOUND)
         return replace(self.at, caller=request.caller, hid=hid, **more)
 
@@ -175,9 +163,9 @@ class Endpoint:
         return problem
 
     def _refuse(self, request: Request, status: int) -> None:
-        self.refused(f"{request.method} {PREFIX}{request.path}", status)
+        self.refused(f"{request.method} {registry.PREFIX}{request.path}", status)
 
-    def _found(self, method: str, path: str) -> tuple[Verb, dict[str, str]]:
+    def _found(self, method: str, path: str) -> tuple[registry.Verb, dict[str, str]]:
         methods = []
         for address, verb in self._addresses:
             if (found := address.fullmatch(path)) is not None:
@@ -191,24 +179,24 @@ class Endpoint:
         raise NoVerb("there is nothing at this address; openapi.json lists what there is")
 
     @cached_property
-    def _addresses(self) -> list[tuple[re.Pattern[str], Verb]]:
+    def _addresses(self) -> list[tuple[re.Pattern[str], registry.Verb]]:
         """Those without names first: ``/feeds/act`` is not a feed."""
-        verbs = sorted(load().values(), key=lambda verb: len(verb.in_path))
+        verbs = sorted(registry.load().values(), key=lambda verb: len(verb.in_path))
         return [(re.compile(IN_PATH.sub(r"(?P<\1>[^/]*)", verb.path.strip("/"))), verb) for verb in verbs]
 
     def _streamed(
-        self, verb: Verb, arguments: msgspec.Struct, request: Request
+        self, verb: registry.Verb, arguments: msgspec.Struct, request: Request
     ) -> Generator[bytes, None, None]:
         events: SimpleQueue[bytes | None] = SimpleQueue()
 
         def tell(done: int, total: int | None) -> None:
-            events.put(_event(PROGRESS, Progress(done, total)))
+            events.put(_event(registry.PROGRESS, Progress(done, total)))
 
         def do() -> None:
             try:
-                events.put(_event(ANSWER, verb.call(self._at_of(request, told=tell), arguments)))
+                events.put(_event(registry.ANSWER, verb.call(self._at_of(request, told=tell), arguments)))
             except Exception as error:  # noqa: BLE001 -- as in `answer`
-                events.put(_event(PROBLEM, self._problem(request, error)))
+                events.put(_event(registry.PROBLEM, self._problem(request, error)))
             finally:
                 events.put(None)
 
@@ -221,7 +209,7 @@ class Endpoint:
 # -- arguments -----------------------------------------------------------------------------------------
 
 
-def _given(verb: Verb, in_path: Mapping[str, str], request: Request) -> dict[str, Any]:
+def _given(verb: registry.Verb, in_path: Mapping[str, str], request: Request) -> dict[str, Any]:
     """The arguments as they came. Raises `InvalidInput`."""
     known = verb.arguments.__struct_fields__
     given: dict[str, Any] = {
@@ -240,7 +228,7 @@ def _given(verb: Verb, in_path: Mapping[str, str], request: Request) -> dict[str
     return {**given, **in_path}
 
 
-def arguments_in(verb: Verb, query: str) -> dict[str, Any]:
+def arguments_in(verb: registry.Verb, query: str) -> dict[str, Any]:
     """Arguments out of a query string; the keys of a selection stand beside the others there.
 
     Raises `InvalidInput`.
@@ -256,7 +244,7 @@ def arguments_in(verb: Verb, query: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "select" in kinds:
         of_selection = _kinds(Selection)
-        check_names("", texts, [name for name in kinds if name != "select"] + list(of_selection))
+        registry.check_names("", texts, [name for name in kinds if name != "select"] + list(of_selection))
         chosen = {name: texts.pop(name) for name in list(texts) if name in of_selection}
         if chosen:
             found["select"] = {
@@ -303,15 +291,15 @@ def _from_body(body: bytes) -> dict[str, Any]:
 
 
 def _answered(found: Any) -> Answer:
-    headers = {"Content-Type": JSON_TYPE}
+    headers = {"Content-Type": registry.JSON_TYPE}
     if (etag := getattr(found, "etag", None)) is not None:
         headers["ETag"] = f'"{etag}"'
-    return Answer(200, encode(found), headers)
+    return Answer(200, registry.encode(found), headers)
 
 
 def _event(kind: str, document: Any) -> bytes:
     # JSON has these as they are, and some clients take them for the end of a line.
-    data = LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", encode(document).decode())
+    data = LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", registry.encode(document).decode())
     return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
@@ -325,7 +313,7 @@ def problem_answer(problem: Problem) -> Answer:
     headers = {"Content-Type": PROBLEM_TYPE}
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return Answer(problem.status, encode(problem), headers)
+    return Answer(problem.status, registry.encode(problem), headers)
 
 
 def error_name(status: int) -> str:

@@ -30,7 +30,7 @@ from feedq.worker.threads import Outbox
 STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"
 SYNC = "feedq.sync"
-"""The job of schedules that sync a catalog: see `feedq.cli.sync`."""
+"""The job of schedules that sync a catalog: see `feedq.verbs.catalogs.syncing`."""
 CONTROL_QUEUE = "feedq.control"
 """Reconcile has a queue of its own: it must not wait behind a thousand ordinary tasks."""
 RECONCILE_EXPIRES_S = 60

@@ -75,15 +75,13 @@ def await_feeds(
     is_removal = action is feeds.FeedAction.REMOVE
 
     def has_come(view: model.FeedView, done: feeds.Done) -> bool:
-        match action:
-            case feeds.FeedAction.PAUSE:
-                return view.status is model.Status.PAUSED
-            case feeds.FeedAction.REMOVE:
-                return view.feed.removed_at is None  # it is another one, of the same name
-            case feeds.FeedAction.MOVE:
-                return view.worker == done.worker and view.status is model.Status.STREAMING
-        # As it is declared by now, or later.
-        return view.status is model.Status.STREAMING and view.lease.generation >= (done.generation or 0)
+        if is_removal:
+            return view.feed.removed_at is None  # it is another one, of the same name
+        if action is feeds.FeedAction.PAUSE:
+            return view.status is model.Status.PAUSED
+        # As it is declared by now, or later, and where it was to move to.
+        is_current = view.lease.generation >= (done.generation or 0) and done.worker in (None, view.worker)
+        return is_current and view.status is model.Status.STREAMING
 
     def still_left() -> list[str]:
         which = selection.Selection(names=tuple(left), removing=True)

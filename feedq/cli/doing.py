@@ -22,19 +22,7 @@ from feedq.core.authorship import given_reason
 from feedq.core.json_texts import same_number
 from feedq.core.permission import is_loopback
 from feedq.errors import FeedqError, InvalidInput, Unauthenticated, Unavailable, error_of
-from feedq.verbs.registry import (
-    ANSWER,
-    JSON_TYPE,
-    PREFIX,
-    PROBLEM,
-    PROGRESS,
-    STREAM_TYPE,
-    Told,
-    Verb,
-    query_of,
-    read_answered,
-    write_declaration,
-)
+from feedq.verbs import registry
 
 if TYPE_CHECKING:
     import httpx  # imported where it is used: whoever asks the database does without
@@ -55,23 +43,25 @@ class ApiConnection:
 
         self._url = _checked(url)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._client = httpx.Client(base_url=self._url + PREFIX, headers=headers, timeout=TIMEOUT_S)
+        self._client = httpx.Client(base_url=self._url + registry.PREFIX, headers=headers, timeout=TIMEOUT_S)
 
     def close(self) -> None:
         self._client.close()
 
-    def do(self, verb: Verb, arguments: msgspec.Struct, told: Told | None) -> Any:
+    def do(self, verb: registry.Verb, arguments: msgspec.Struct, told: registry.Told | None) -> Any:
         """Have the server do a verb, and read its answer as the verb's own dataclass.
 
         ``told`` hears how far it has come, if somebody wants to know. Raises as the verb does, and `Unavailable`.
         """
-        given = msgspec.to_builtins(arguments, enc_hook=write_declaration, builtin_types=(msgspec.Raw,))
+        given = msgspec.to_builtins(
+            arguments, enc_hook=registry.write_declaration, builtin_types=(msgspec.Raw,)
+        )
         path = [
             str(given.pop(part.strip("{}"))) if part.startswith("{") else part
             for part in verb.path.strip("/").split("/")
         ]
         asked: dict[str, Any] = (
-            {"content": msgspec.json.encode(given)} if verb.changes else {"params": query_of(given)}
+            {"content": msgspec.json.encode(given)} if verb.changes else {"params": registry.query_of(given)}
         )
         if verb.is_stream:
             return (msgspec.json.decode(data) for _, data in self.events(verb.method, path, **asked))
@@ -79,10 +69,10 @@ class ApiConnection:
             with self._answered(verb.method, path, {}, **asked) as answer:
                 return self.read(_read(answer), verb.answer)
         for kind, data in self.events(verb.method, path, **asked):
-            if kind == PROGRESS:
+            if kind == registry.PROGRESS:
                 found = msgspec.json.decode(data)
                 told(found["done"], found["total"])
-            elif kind == ANSWER:
+            elif kind == registry.ANSWER:
                 return self.read(data, verb.answer)
         raise Unavailable(f"the server at {self._url} broke off its answer; check what it has done")
 
@@ -92,7 +82,7 @@ class ApiConnection:
         """The events of a stream as they come: the kind of each, and its document. Close it.
 
         Raises the `FeedqError` that the API tells of, and `Unavailable`."""
-        with self._answered(method, path, {"Accept": STREAM_TYPE}, **asked) as answer:
+        with self._answered(method, path, {"Accept": registry.STREAM_TYPE}, **asked) as answer:
             read = bytearray()
             for part in answer.iter_bytes():
                 read += part
@@ -102,7 +92,7 @@ class ApiConnection:
                     if b"event" not in named:  # a sign of life
                         continue
                     kind, data = named[b"event"].decode(), named.get(b"data", b"")
-                    if kind == PROBLEM:
+                    if kind == registry.PROBLEM:
                         raise self._error(data, 200)
                     yield kind, data
                 _bound(read)
@@ -110,7 +100,9 @@ class ApiConnection:
     def read(self, text: bytes, kind: Any) -> Any:
         """An answer as what it is. Raises `Unavailable` when it is something else."""
         try:
-            return msgspec.json.Decoder(kind, dec_hook=read_answered, float_hook=same_number).decode(text)
+            return msgspec.json.Decoder(kind, dec_hook=registry.read_answered, float_hook=same_number).decode(
+                text
+            )
         except msgspec.ValidationError as error:
             raise self._skewed() from error
         except msgspec.DecodeError:
@@ -123,7 +115,7 @@ class ApiConnection:
         import httpx
 
         reason = given_reason()
-        said = {"Content-Type": JSON_TYPE, **headers} | (
+        said = {"Content-Type": registry.JSON_TYPE, **headers} | (
             {} if reason is None else {"Feedq-Reason": quote(reason)}
         )
         address = "/" + "/".join(quote(part, safe="") for part in path)

@@ -10,16 +10,8 @@ from typing import Any
 
 import click
 
-from feedq.cli import options
+from feedq.cli import choosing, options
 from feedq.cli.apply import read_manifests
-from feedq.cli.choosing import (
-    await_feeds,
-    chooses_feeds,
-    described,
-    fail_if_any,
-    none_match,
-    require_some,
-)
 from feedq.cli.cursor import backfill, cursor, dead_letters
 from feedq.cli.declare import edit_feed, set_feeds
 from feedq.cli.invocation import Invocation
@@ -60,7 +52,7 @@ for _command in (set_feeds, edit_feed, dead_letters, cursor, backfill):
 
 
 @feed.command("list")
-@chooses_feeds
+@choosing.chooses_feeds
 @click.option(
     "--sort",
     "order",
@@ -82,7 +74,7 @@ def list_(
     select = replace(select, removing=True)
     found = invocation.pages(feeds.list_feeds, select=select, order=order)
     views = first(found, limit, of="first")
-    empty = "" if views else none_match(invocation)
+    empty = "" if views else choosing.none_match(invocation)
     now = invocation.clock.now()
     answer_list(invocation, views, tables.feed_columns(now), empty=empty, wide=tables.wide_feed_columns(now))
 
@@ -145,7 +137,7 @@ def _show_tapped(row: Mapping[str, Any]) -> None:
 
 # -- acting ------------------------------------------------------------------------------------------
 
-_acts = options.decorated(chooses_feeds, options.yes, options.waits(), options.changes)
+_acts = options.decorated(choosing.chooses_feeds, options.yes, options.waits(), options.changes)
 
 
 @feed.command()
@@ -237,18 +229,20 @@ def _act(
     # Whoever names feeds has said so already; what is removed is asked about all the same.
     if not select.names or action is feeds.FeedAction.REMOVE:
         tried = invocation.do(feeds.act_on_feeds, action=action, select=select, dry_run=True)
-        require_some(invocation, tried)
-        invocation.confirm(f"{action.capitalize()} {described(select, tried)}?{_warning(action)}", yes=yes)
+        choosing.require_some(invocation, tried)
+        invocation.confirm(
+            f"{action.capitalize()} {choosing.described(select, tried)}?{_warning(action)}", yes=yes
+        )
         count = tried.count
     with invocation.progress(f"feeds {what}"):
         acted = invocation.do(feeds.act_on_feeds, action=action, select=select, worker=target, count=count)
-    require_some(invocation, acted)
+    choosing.require_some(invocation, acted)
     if wait and (begun := [one for one in acted.done if not one.already]):
-        await_feeds(invocation, action, begun, timeout_s=timeout_s)
+        choosing.await_feeds(invocation, action, begun, timeout_s=timeout_s)
     if acted.done or invocation.json:
         said = "moving" if action is feeds.FeedAction.MOVE and not wait else what
         answer(invocation, acted, "\n".join(_done(one, said) for one in acted.done))
-    fail_if_any(acted.failed, what, done=len(acted.done))
+    choosing.fail_if_any(acted.failed, what, done=len(acted.done))
 
 
 def _done(one: feeds.Done, said: str) -> str:

@@ -9,9 +9,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import count as counting
 from itertools import takewhile
 from typing import Any
@@ -155,7 +156,11 @@ def top(invocation: Invocation, *, select: selection.Selection, interval_s: floa
     Example:
       feedq top --interval 2
     """
-    with screen() if sys.stdout.isatty() and not invocation.json else _lines(invocation) as show:
+    is_live = sys.stdout.isatty() and not invocation.json
+    with (
+        suppress(KeyboardInterrupt),
+        screen() if is_live else nullcontext(partial(_write, invocation)) as show,
+    ):
         for number in counting(1):
             show(look(invocation, select))
             if number == count:
@@ -186,27 +191,22 @@ def summary(found: fleet.FleetData) -> str:
     )
 
 
-@contextmanager
-def _lines(invocation: Invocation) -> Iterator[Callable[[Frame], None]]:
-    def show(frame: Frame) -> None:
-        if invocation.json:
-            write_json_line(frame)
-        else:
-            click.echo(f"{frame.at:%H:%M:%S} {summary(frame.fleet)}")
-            sys.stdout.flush()
-
-    try:
-        yield show
-    except KeyboardInterrupt:
-        return
+def _write(invocation: Invocation, frame: Frame) -> None:
+    if invocation.json:
+        write_json_line(frame)
+    else:
+        click.echo(f"{frame.at:%H:%M:%S} {summary(frame.fleet)}")
+        sys.stdout.flush()
 
 
 @contextmanager
 def screen(
     extra: Sequence[TableColumn[model.FeedView]] = (), last: str = "Ctrl-C leaves"
 ) -> Iterator[Callable[[Frame], None]]:
-    """A screen of its own, which shows the frames that it is called with until Ctrl-C; the terminal is given back
-    as it was. ``extra`` are further columns of the feeds, ``last`` is what the last line says."""
+    """A screen of its own, which shows the frames that it is called with; the terminal is given back as it was.
+
+    ``extra`` are further columns of the feeds, ``last`` is what the last line says.
+    """
 
     def show(frame: Frame) -> None:
         width, height = shutil.get_terminal_size()
@@ -219,8 +219,6 @@ def screen(
     click.echo("\x1b[?1049h\x1b[?25l", nl=False)
     try:
         yield show
-    except KeyboardInterrupt:
-        return
     finally:
         click.echo("\x1b[?25h\x1b[?1049l", nl=False)
 
@@ -335,19 +333,17 @@ def events(
 def _follow(invocation: Invocation, which: dict[str, Any], found: list[history.ListedEvent]) -> None:
     """Shows what was found, one on a line, and then what there is more of, until Ctrl-C."""
     last = 0
-    try:
+    with suppress(KeyboardInterrupt):
         while True:
             for listed in found:
                 if invocation.json:
                     write_json_line(listed)
                 else:
                     click.echo("  ".join(column.show(listed) for column in tables.EVENT_COLUMNS))
+                last = listed.id
             sys.stdout.flush()
-            last = max([last, *(listed.id for listed in found)])
             time.sleep(LOOK_S)
             found = _newer(invocation, which, last)
-    except KeyboardInterrupt:
-        return
 
 
 def _newer(invocation: Invocation, which: dict[str, Any], last: int) -> list[history.ListedEvent]:

@@ -9,15 +9,7 @@ from typing import Any
 
 import click
 
-from feedq.cli import options
-from feedq.cli.declare import (
-    assigned,
-    declared_schedule,
-    edit_schedule,
-    set_schedules,
-    split_words,
-    with_assignments,
-)
+from feedq.cli import declare, options
 from feedq.cli.invocation import Invocation
 from feedq.cli.lazily import lazily
 from feedq.cli.output import TableColumn, answer, answer_list, fact_lines, first, table_lines, warn
@@ -51,7 +43,7 @@ def schedule() -> None:
     """
 
 
-for _command in (set_schedules, edit_schedule):
+for _command in (declare.set_schedules, declare.edit_schedule):
     schedule.add_command(_command)
 
 
@@ -116,15 +108,17 @@ def next_(invocation: Invocation, *, names: Sequence[str], count: int, since: st
       feedq schedule next acme/cleanup --count 5
       feedq schedule next cron="30 2 * * *" zone=Europe/Berlin --from 2027-03-26
     """
-    names, assignments = split_words(names)
+    names, assignments = declare.split_words(names)
     if len(names) > 1 or not (names or assignments):
         raise click.UsageError("give the NAME of one schedule, or a timing to try, such as cron=@daily")
     name, declared = names[0] if names else TRIED, None
     if assignments:
         if names:
-            keys = with_assignments(declared_schedule(invocation, name)[0], assignments).plain()
+            keys = declare.with_assignments(
+                declare.declared_schedule(invocation, name)[0], assignments
+            ).plain()
         else:
-            keys = assigned({"name": TRIED, "task": TRIED}, assignments, schedule_spec.ScheduleSpec)
+            keys = declare.assigned({"name": TRIED, "task": TRIED}, assignments, schedule_spec.ScheduleSpec)
         # The arguments of its job have no part in its timing.
         declared = json.dumps({key: keys[key] for key in keys if key not in ("args", "kwargs")}, default=str)
     found = invocation.do(schedules.show_next_ticks, name=name, declared=declared, count=count, since=since)
@@ -321,8 +315,8 @@ def _arguments(invocation: Invocation, name: str, assignments: Sequence[str]) ->
     if others := [one for one in assignments if not one.startswith(("args=", "kwargs=", "kwargs."))]:
         key = others[0].partition("=")[0]
         raise click.UsageError(f"{key}: only args and kwargs can be given for one run")
-    job = declared_schedule(invocation, name)[0]
-    return assigned({"args": job.args, "kwargs": job.kwargs}, assignments, schedule_spec.ScheduleSpec)
+    job = declare.declared_schedule(invocation, name)[0]
+    return declare.assigned({"args": job.args, "kwargs": job.kwargs}, assignments, schedule_spec.ScheduleSpec)
 
 
 def _ended(invocation: Invocation, run: schedule_model.Run, *, timeout_s: float) -> schedule_model.Run:

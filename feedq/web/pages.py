@@ -25,8 +25,8 @@ from tornado import web
 
 from feedq import __version__
 from feedq.api.authentication import asker_of
-from feedq.api.calls import Calls
 from feedq.api.endpoint import BODY_MAX, Endpoint, arguments_in, problem_of
+from feedq.api.handler import Calls
 from feedq.connectors.base import show_cursor
 from feedq.control.store.feed_listing import StatusCount
 from feedq.control.store.postgresql import PostgresStore

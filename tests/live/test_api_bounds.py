@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from feedq.api import calls, handler
-from feedq.api.calls import Calls
+from feedq.api import handler
 from feedq.api.endpoint import BODY_MAX, STREAM_HEADERS, Answer, Endpoint, Request
+from feedq.api.handler import Calls
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import Author, acting, given_reason
 from feedq.errors import Unavailable
@@ -150,7 +150,7 @@ def test_connections_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) ->
 def test_who_waits_too_long_is_told_that_nothing_is_known(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls.Calls.__init__, "__kwdefaults__", {"timeout_s": 0.2, "places": 64})
+    monkeypatch.setattr(Calls.__init__, "__kwdefaults__", {"timeout_s": 0.2, "places": 64})
     with ApiClient(gate) as api:
         answer = api.get("/")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")

@@ -9,7 +9,7 @@ from threading import Event, Lock
 import pytest
 from pydantic import SecretStr
 
-from feedq.api.calls import Calls
+from feedq.api.handler import Calls
 from feedq.errors import NotFound, Unavailable
 from feedq.settings import Settings
 from feedq.web.pages import ANSWERS_MAX, WebQueries
