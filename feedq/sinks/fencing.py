@@ -17,7 +17,6 @@ from feedq.core.remedies import command
 from feedq.sinks.base import (
     Blocked,
     Checkpoint,
-    Fenced,
     FenceOutcome,
     FenceRequest,
     Superseded,
@@ -95,56 +94,24 @@ class Fencing:
         """Fence them all; False when one of them stayed locked, and then none is fenced."""
         if not requests:
             return True
-        raised = self._raise_epochs(requests, lock_timeout_s=lock_timeout_s)
-        if raised is None:
-            return False
-        self._outcomes += raised.values()
-        self._refused([request for request in requests if request.feed_id not in raised])
-        return True
-
-    def _raise_epochs(
-        self, requests: Sequence[FenceRequest], *, lock_timeout_s: float
-    ) -> dict[int, Fenced] | None:
-        """Raise the epochs of all feeds that have a smaller one, or the same by this worker. Returns what these
-        are answered, by feed id; None when one of them stayed locked, and then none is raised."""
-        session, commit_id = self._session, str(self._commit_id)
-        rows = [
-            {
-                "environment": session.environment,
-                "feed_id": request.feed_id,
-                "feed": request.feed,
-                "epoch": request.epoch,
-                "owner": str(session.worker_id),
-                "commit_id": commit_id,
-                "records": 0,
-                "feed_uuid": str(request.identity.feed),
-                "installation": str(request.identity.installation),
-            }
-            for request in requests
-        ]
+        session = self._session
         try:
             session.set_lock_timeout(lock_timeout_s)
-            session.fence(rows, lock_timeout_s=lock_timeout_s)
+            fenced = session.fence(requests, self._commit_id, lock_timeout_s=lock_timeout_s)
         except session.errors as error:
             if session.scope(error) is not ErrorScope.LOCKED:
                 raise
-            return None
-        # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
-        session.set_lock_timeout(session.lock_timeout_s)
-        asked = {request.feed_id: request.epoch for request in requests}
-        return {
-            one.feed_id: Fenced(
-                one.feed_id, one.epoch, one.cursor, one.records, one.commit_id, is_given=one.is_given
-            )
-            for one in session.checkpoints_of(asked).values()
-            # By owner and epoch: a person may have given it another cursor since, and with it another commit_id.
-            if (one.owner, one.epoch) == (session.worker_id, asked[one.feed_id])
-        }
+            return False
+        self._outcomes += fenced
+        raised = {one.feed_id for one in fenced}
+        self._refused([request for request in requests if request.feed_id not in raised])
+        return True
 
     def _refused(self, requests: Sequence[FenceRequest]) -> None:
         """Say why the sink refused these epochs."""
         if not requests:
             return
+        self._session.set_lock_timeout(self._session.lock_timeout_s)
         known = self._session.checkpoints_of(request.feed_id for request in requests)
         for request in requests:
             there = known.get(request.feed_id)

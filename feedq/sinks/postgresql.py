@@ -14,16 +14,17 @@ from uuid import UUID
 
 import psycopg2
 from psycopg2 import extensions, extras, sql
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import BigInteger, ColumnElement, Engine, NullPool, and_, any_, cast, create_engine, literal
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
 from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.records.cursor import cursor_text
+from feedq.records.cursor import cursor_of, cursor_text
 from feedq.sinks import statements
-from feedq.sinks.base import SYSTEM, DeadRecord, FeedWrite, Target
+from feedq.sinks.base import SYSTEM, DeadRecord, FeedWrite, Fenced, FenceRequest, Target
 from feedq.sinks.copyplan import CopyPlan, KeyedCopyPlan
 from feedq.sinks.copytext import row_of
 from feedq.sinks.mapping import Origin
@@ -33,6 +34,7 @@ from feedq.sinks.session import (
     SinkSession,
     TargetPlan,
     application_name,
+    c,
     cause_of,
     number_after,
     one_line,
@@ -372,9 +374,33 @@ class PostgresSession(SinkSession):
         )
         assert advanced == len(writes), "a locked checkpoint did not advance"
 
-    def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
-        listed = ("feed_id", "feed", "epoch", "feed_uuid", "installation")
-        self.query(statements.FENCE, {**rows[0], **{name: [row[name] for row in rows] for name in listed}})
+    def fence(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> list[Fenced]:
+        raised = self.query(
+            statements.FENCE,
+            {
+                "environment": self.environment,
+                "owner": self.worker_id,
+                "commit_id": commit_id,
+                "feed_ids": statements.integers(request.feed_id for request in requests),
+                "feeds": statements.texts([request.feed for request in requests]),
+                "epochs": statements.integers(request.epoch for request in requests),
+                "feed_uuids": statements.texts([str(request.identity.feed) for request in requests]),
+                "installations": statements.texts(
+                    [str(request.identity.installation) for request in requests]
+                ),
+            },
+        )
+        return [
+            Fenced(feed_id, epoch, cursor_of(cursor), records, commit_id, is_given=is_given)
+            for feed_id, epoch, cursor, records, is_given in raised
+        ]
+
+    def of(self, feed_ids: Collection[int]) -> ColumnElement[bool]:
+        # As one parameter: to write hundreds of them into a statement costs more than to find their rows.
+        ids = cast(literal(statements.integers(feed_ids)), ARRAY(BigInteger))
+        return and_(c.environment == self.environment, c.feed_id == any_(ids))
 
     # -- sessions of others --------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ from feedq.sinks.base import (
     Checkpoint,
     DeadRecord,
     FeedWrite,
+    Fenced,
+    FenceRequest,
     SuspectRecord,
     Target,
     parts,
@@ -391,9 +393,12 @@ class SinkSession(ABC):
         """Move checkpoints that this transaction has locked."""
 
     @abstractmethod
-    def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
-        """Raise epochs, in one statement: that is a transaction of the server's own, which a client that freezes
-        cannot hold open."""
+    def fence(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> list[Fenced]:
+        """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and return these as
+        they were left: no predecessor can commit any more. In one statement: that is a transaction of the server's
+        own, which a client that freezes cannot hold open."""
 
     def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
         """Returns the feeds whose checkpoints somebody has locked."""

@@ -53,13 +53,14 @@ WHERE c.environment = %(environment)s AND c.feed_id = m.feed_id AND {EPOCH_MATCH
 FENCE: Final = """
 INSERT INTO feedq_checkpoint AS c (environment, feed_id, feed, epoch, owner, commit_id, feed_uuid, installation)
 SELECT %(environment)s, m.feed_id, m.feed, m.epoch, %(owner)s, %(commit_id)s, m.feed_uuid, m.installation
-FROM unnest(%(feed_id)s::bigint[], %(feed)s::text[], %(epoch)s::bigint[], %(feed_uuid)s::uuid[],
-            %(installation)s::uuid[]) AS m (feed_id, feed, epoch, feed_uuid, installation)
+FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(epochs)s::bigint[], %(feed_uuids)s::uuid[],
+            %(installations)s::uuid[]) AS m (feed_id, feed, epoch, feed_uuid, installation)
 ORDER BY m.feed_id
 ON CONFLICT (environment, feed_id) DO UPDATE
 SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, commit_id = excluded.commit_id,
     feed_uuid = excluded.feed_uuid, installation = excluded.installation, updated_at = clock_timestamp()
 WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = excluded.owner)
+RETURNING feed_id, epoch, cursor, records, is_given
 """
 # As `feedq.sinks.session` has it for other databases; by arrays, hundreds of feeds take a fifth of the time.
 

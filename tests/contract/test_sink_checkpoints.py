@@ -33,6 +33,7 @@ from feedq.sinks.base import (
     anybody,
 )
 from feedq.sinks.mapping import sources_of
+from feedq.sinks.postgresql import PostgresSession
 from feedq.sinks.session import SinkSession
 from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness, empty_database
 from tests.contract.sink_stage import PATIENCE_S, RAW, batch, landed, rows_of, write
@@ -305,22 +306,31 @@ def test_a_restored_backup_is_noticed_by_the_next_write_and_filled_up_from_its_c
 
 
 @with_rows
-def test_a_cursor_that_is_given_while_a_feed_is_fenced_is_the_one_that_it_goes_on_from(
-    harness: RealHarness, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["fence", "checkpoints_of"])
+def test_a_cursor_that_is_given_as_a_feed_is_fenced_is_the_one_that_it_goes_on_from(
+    harness: RealHarness, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
+    """Given just after the epoch is raised, or before the checkpoint is read where that is another statement."""
     feed = running(harness)
     feed.land(*range(1, 6))
     kind = harness.sink(role="cli").session_type
-    raise_epochs = kind.fence
+    take, is_rewound = getattr(kind, step), False
 
-    def raise_and_rewind(session: SinkSession, *args: Any, **kwargs: Any) -> None:
-        raise_epochs(session, *args, **kwargs)
+    def meddle(session: SinkSession, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_rewound
         monkeypatch.undo()
+        taken = take(session, *args, **kwargs) if step == "fence" else None
         feed.rewind(2)
+        is_rewound = True
+        return taken if step == "fence" else take(session, *args, **kwargs)
 
-    monkeypatch.setattr(kind, "fence", raise_and_rewind)
-    assert feed.fence(epoch=2).cursor == 2
-    assert feed.land(3) == "landed"
+    monkeypatch.setattr(kind, step, meddle)
+    cursor = feed.fence(epoch=2).cursor
+    if feed.land(6) == "lost":
+        cursor = feed.fence().cursor
+    assert cursor == (2 if is_rewound else 5)
+    assert is_rewound or kind is PostgresSession
+    assert feed.land(7) == "landed"
 
 
 @of_every_kind

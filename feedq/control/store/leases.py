@@ -39,6 +39,10 @@ CURSOR_CHARS_MAX = 500
 BIGINT_MAX = 2**63 - 1
 _SAID = ("error", "dead_letter_error", "sink_error", "event_fault")
 """Fields that hold what a source or a sink said."""
+_TOLD = {
+    kind: tuple(field.name for field in fields(kind) if field.name != "blame") for kind in (Release, Progress)
+}
+"""The fields that the protocol is told; kept, for a worker reports thousands of feeds at a time."""
 
 
 class Leases(Aggregate):
@@ -138,7 +142,7 @@ def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
 
 def _said(given: Release | Progress) -> dict[str, Any]:
     """The fields, with what others have said made fit to be stored."""
-    row = {field.name: getattr(given, field.name) for field in fields(given) if field.name != "blame"}
+    row = {name: getattr(given, name) for name in _TOLD[type(given)]}
     said = {name: storable(row[name]) for name in _SAID if row.get(name) is not None}
     return {**row, **said}
 

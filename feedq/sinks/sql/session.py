@@ -42,7 +42,7 @@ from sqlalchemy.types import TypeEngine
 from feedq.core.model import FeedKey
 from feedq.core.passwords import mask_url
 from feedq.errors import InvalidInput
-from feedq.sinks.base import SYSTEM, FeedWrite, OnConflict, SuspectRecord, Target, parts
+from feedq.sinks.base import SYSTEM, FeedWrite, Fenced, FenceRequest, OnConflict, SuspectRecord, Target, parts
 from feedq.sinks.copytext import SetAside, UnreadableRecord, chunks, encoded, texts_of_row
 from feedq.sinks.session import SinkSession, TargetPlan, c
 from feedq.sinks.sql.column_values import Conversion, Unfit, is_binary
@@ -147,8 +147,31 @@ class SqlSession(SinkSession):
         # its own, which UPDATE cannot do. What is not changed is only there since it may not be NULL.
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _advanced), rows)
 
-    def fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+    def fence(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> list[Fenced]:
+        rows = [
+            {
+                "environment": self.environment,
+                "feed_id": request.feed_id,
+                "feed": request.feed,
+                "epoch": request.epoch,
+                "owner": str(self.worker_id),
+                "commit_id": str(commit_id),
+                "records": 0,
+                "feed_uuid": str(request.identity.feed),
+                "installation": str(request.identity.installation),
+            }
+            for request in requests
+        ]
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _raised), rows)
+        asked = {request.feed_id: request.epoch for request in requests}
+        return [
+            Fenced(one.feed_id, one.epoch, one.cursor, one.records, one.commit_id, is_given=one.is_given)
+            for one in self.checkpoints_of(asked).values()
+            # By owner and epoch: a person may have given it another cursor since, and with it another commit_id.
+            if (one.owner, one.epoch) == (self.worker_id, asked[one.feed_id])
+        ]
 
     @classmethod
     @abstractmethod
