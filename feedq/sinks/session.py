@@ -81,15 +81,14 @@ from feedq.sinks.target_table import (
 
 T = TypeVar("T")
 
-CREATION_LOCK_TIMEOUT_S: Final = 5.0
-MAKE_ATTEMPTS_MAX: Final = 5
-"""How often a table is tried to be made that somebody else makes at this moment."""
+PATIENT_LOCK_TIMEOUT_S: Final = 5.0
+"""Where nothing lands meanwhile: a table is made, a person waits, or it is asked what became of a commit."""
+ATTEMPTS_MAX: Final = 5
+"""What ends in a conflict is tried this often: a deadlock, a table that somebody else makes at this moment."""
 CONFLICT_PAUSE_S: Final = 0.02
 """After a conflict: nothing at first, and then so much longer each time."""
 ALTERATION_LOCK_TIMEOUT_S: Final = 0.5
 """For a table that others are writing to: all who come later wait as well, and it is tried again."""
-PERSON_LOCK_TIMEOUT_S: Final = 5.0
-"""For a table or a dead letter that somebody has locked, while a person is waiting."""
 ROLES: Final = ("writer", "fencer")
 ERROR_TEXT_MAX: Final = 1_000
 """Characters of a server's message that are kept; its detail may quote a whole record."""
@@ -287,7 +286,7 @@ class SinkSession(ABC):
 
     def begin_for_person(self) -> None:
         """Begin a transaction on records that a person asked for."""
-        self.set_lock_timeout(PERSON_LOCK_TIMEOUT_S)
+        self.set_lock_timeout(PATIENT_LOCK_TIMEOUT_S)
         self.begin()
 
     def commit(self) -> None:
@@ -456,13 +455,13 @@ class SinkSession(ABC):
 
     def ensure_bookkeeping(self) -> None:
         """Make feedq's own tables if they are not there."""
-        self.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+        self.set_lock_timeout(PATIENT_LOCK_TIMEOUT_S)
         for own in (checkpoint, dead_letter):
             self.make(own)
 
     def make(self, table: Table) -> None:
         """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
-        for attempt in range(MAKE_ATTEMPTS_MAX):
+        for attempt in range(ATTEMPTS_MAX):
             time.sleep(attempt * CONFLICT_PAUSE_S)
             try:
                 if not self._exists(table):
@@ -473,7 +472,7 @@ class SinkSession(ABC):
                 return
             except self.errors as error:
                 self.rollback()
-                if self.is_broken or attempt == MAKE_ATTEMPTS_MAX - 1:
+                if self.is_broken or attempt == ATTEMPTS_MAX - 1:
                     raise
                 if self.scope(error) is not ErrorScope.CONFLICT and not self._exists(table):
                     raise
@@ -660,7 +659,7 @@ class SinkSession(ABC):
 
     def create(self, target: Target) -> str | None:
         """Make the table of a target. Returns why that is not possible; None when it is there."""
-        self.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+        self.set_lock_timeout(PATIENT_LOCK_TIMEOUT_S)
         try:
             self.make_schema_of(target)
             self.make(made_table(target))

@@ -51,7 +51,9 @@ from feedq.sinks.field_watch import watch_fields
 from feedq.sinks.mapping import Drift
 from feedq.sinks.refusals import CONFLICTS_MAX, OverBudget, TargetLanding, Unencodable
 from feedq.sinks.session import (
+    ATTEMPTS_MAX,
     CONFLICT_PAUSE_S,
+    PATIENT_LOCK_TIMEOUT_S,
     AnswerLost,
     ErrorScope,
     SinkSession,
@@ -64,9 +66,6 @@ from feedq.sinks.upkeep import change_checkpoint, check, checkpoints, dead_lette
 P = ParamSpec("P")
 T = TypeVar("T")
 
-READ_ATTEMPTS_MAX: Final = 5
-"""Transactions that end in a deadlock or a serialization failure are tried this often."""
-SETTLE_LOCK_TIMEOUT_S: Final = 5.0
 STATEMENT_TIMEOUT_S: Final = 300.0
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
 BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
@@ -193,7 +192,7 @@ class TransactionalSink:
             if unknown.session is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
                 session.end_session(unknown.session)
-            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
+            session.set_lock_timeout(PATIENT_LOCK_TIMEOUT_S)
             session.begin()
             # A plain read would miss a commit in flight.
             return session.checkpoints_of([feed_id for feed_id, _ in unknown.written.landed], lock=True)
@@ -227,7 +226,7 @@ class TransactionalSink:
 
     def _do(self, work: Callable[[SinkSession], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
-        for attempt in range(READ_ATTEMPTS_MAX):
+        for attempt in range(ATTEMPTS_MAX):
             session = self._connect()
             try:
                 done = work(session)

@@ -94,7 +94,7 @@ def test_a_session_that_dies_at_the_first_statement_is_replaced_without_a_word(
 def test_settling_does_not_guess_while_the_rows_are_locked(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.transactional.SETTLE_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("feedq.sinks.transactional.PATIENT_LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr("feedq.sinks.postgresql.PostgresSession.end_session", lambda *_: None)
     fence(harness.sink(), 1, 1)
     writes = [write(1, 1, batch(b"1", cursor=1))]
