@@ -12,8 +12,8 @@ from feedq.core.model import Heartbeat, Load, NewWorker
 from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import Action
 from feedq.settings import Settings
+from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
-from feedq.worker.notifications import Notifications
 
 _HEARD: dict[type[object], str] = {
     actions.BeginSession: "registered",
@@ -34,14 +34,18 @@ class RecordingListener:
         self.workers = 0
         self.stalled = 0.0
         self._keeper: LeaseKeeper
-        self.notifications: Notifications
-        """Of the keeper that was made last: a lease client that has them listens for its worker."""
+        self.lease_client: LeaseClient
+        """Of the keeper that was made last: listens for its worker, once it is started."""
 
     def make_keeper(self, store: PostgresStore, settings: Settings, clock: Clock) -> LeaseKeeper:
         core = WorkerCore(settings, rng=Random(1), now=clock.monotonic())
         driver = CoreDriver(core, self._perform)
-        self.notifications = Notifications(
-            store, driver, clock=clock, on_heard=lambda reasons: self._keeper.heard(reasons)
+        self.lease_client = LeaseClient(
+            store,
+            driver,
+            on_claimed=lambda *_: None,
+            on_lost=lambda _: None,
+            on_heard=lambda reasons: self._keeper.heard(reasons),
         )
         self._keeper = LeaseKeeper(
             store,
@@ -51,7 +55,7 @@ class RecordingListener:
             clock=clock,
             load=Load,
             stalled_s=lambda: self.stalled,
-            on_registered=self.notifications.follow,
+            on_registered=self.lease_client.follow,
             on_answer=self._answered,
         )
         return self._keeper

@@ -1,14 +1,17 @@
 """The lease client: one thread that talks to the control database about feeds, for the whole worker.
 
 Runners and the pool drop requests here and go on; the lease client takes whatever has gathered and makes one
-statement of it: a thousand claims are one round trip. With nothing to ask, it waits for notifications of what
-there is to ask for (`feedq.worker.notifications`). A database that is away is asked again with the same
+statement of it: a thousand claims are one round trip. A database that is away is asked again with the same
 requests, which match an epoch and are therefore harmless when they come late.
+
+With nothing to ask, it waits for notifications on a session of its own: of feeds to claim, of stop requests, and
+of runs. That session also holds the worker's lock: as long as it is there, a break of the keeper's session is not
+a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -17,14 +20,19 @@ from time import monotonic
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
+from feedq.control.store.channels import NotifyReason
 from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import Listener
 from feedq.core.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
-from feedq.core.model import Claim, FeedKey, Progress, Release
+from feedq.core.model import Claim, FeedKey, Progress, Release, Worker
+from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S
 from feedq.errors import FeedqError, Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
-from feedq.worker.notifications import Notifications
+from feedq.worker.lease_keeper import CoreDriver
 
+LISTENER = "listener"
+"""What the core calls the session for notifications."""
 GROUP_MAX = 2_000
 """Requests a statement."""
 RETRY_S = 0.25
@@ -60,19 +68,27 @@ class _Group:
 
 
 class LeaseClient:
-    """Grouped claims, releases and reports of one worker process."""
+    """Grouped claims, releases and reports of one worker process, and what it is notified of."""
 
     def __init__(
         self,
         store: PostgresStore,
+        driver: CoreDriver,
         *,
         on_claimed: OnClaimed,
         on_lost: Callable[[list[FeedKey]], None],
-        notifications: Notifications,
+        on_heard: Callable[[Collection[str]], None],
     ) -> None:
-        self._store = store
-        self._on_claimed, self._on_lost = on_claimed, on_lost
-        self._notifications = notifications
+        """``on_heard`` hears for which reasons the worker was notified."""
+        self._store, self._driver = store, driver
+        self._on_claimed, self._on_lost, self._on_heard = on_claimed, on_lost, on_heard
+        self._woken = Event()
+        self._listening = Lock()
+        self._listener: Listener | None = None
+        self._worker: Worker | None = None
+        """The worker session to listen for."""
+        self._listens_for: Worker | None = None
+        self._listen_at, self._pause_s = float("-inf"), RETRY_FIRST_S
         self._asked = Lock()
         self._group = _Group()
         """What was asked since the thread last looked."""
@@ -89,15 +105,20 @@ class LeaseClient:
     def start(self) -> None:
         self._thread.start()
 
+    def follow(self, worker: Worker) -> None:
+        """Listen for this worker session from now on."""
+        self._worker = worker
+        self._wake()
+
     def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> None:
         with self._asked:
             self._group.claims.setdefault(worker_id, []).extend(keys)
-        self._notifications.wake()
+        self._wake()
 
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> None:
         with self._asked:
             self._group.releases.setdefault(worker_id, []).extend(releases)
-        self._notifications.wake()
+        self._wake()
 
     def do(self, call: StoreCall) -> None:
         """Run something else that talks to the store, before the claims and releases that have not been sent yet.
@@ -106,7 +127,7 @@ class LeaseClient:
         """
         with self._asked:
             self._group.calls.append(call)
-        self._notifications.wake()
+        self._wake()
 
     def report(self, worker_id: UUID, progress: list[Progress]) -> None:
         """Tell how feeds fare; before any release that is asked for afterwards."""
@@ -116,7 +137,7 @@ class LeaseClient:
                 if one.key in batches[-1]:
                     batches.append({})
                 batches[-1][one.key] = one
-        self._notifications.wake()
+        self._wake()
 
     def stop(self, *, timeout_s: float, farewell: StoreCall | None = None) -> None:
         """Do what is queued and then ``farewell``, if that is possible in time, and end.
@@ -125,7 +146,7 @@ class LeaseClient:
         """
         self._farewell = farewell
         self._closing.set()
-        self._notifications.wake()
+        self._wake()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         self._stopping.set()
@@ -136,7 +157,7 @@ class LeaseClient:
         try:
             self._serve()
         finally:
-            self._notifications.close()
+            self._stop_listening()
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
@@ -173,7 +194,7 @@ class LeaseClient:
         with self._asked:
             must_wait = self._group.is_empty and not self._closing.is_set()
         if must_wait:
-            self._notifications.wait(TURN_S)
+            self._wait(TURN_S)
         with self._asked:
             if self._unheard and monotonic() >= self._busy_at + BUSY_S:
                 for key, (worker_id, unheard) in self._unheard.items():
@@ -251,7 +272,54 @@ class LeaseClient:
         """Wait, and notice meanwhile if the session is lost on which the worker is notified."""
         until = monotonic() + seconds
         while not self._stopping.is_set() and (left_s := until - monotonic()) > 0:
-            self._notifications.wait(left_s)
+            self._wait(left_s)
+
+    # -- notifications -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """End a `_wait`, the one under way or else the next one. From any thread."""
+        self._woken.set()
+        with self._listening:
+            if self._listener is not None:
+                self._listener.interrupt()
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait to be woken or notified. The session is opened when there is none."""
+        try:
+            self._listen()
+            if self._listener is None:
+                self._woken.wait(timeout_s)
+            elif self._listener.wait(0.0 if self._woken.is_set() else timeout_s):
+                self._on_heard(self._listener.heard)
+        except Exception as error:
+            if not isinstance(error, Unavailable):
+                logger.exception(LogEvent.UNEXPECTED, where=LISTENER)
+            self._stop_listening()
+            self._driver.lost(LISTENER, error, now=monotonic())
+            self._listen_at = monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
+        # Whoever wakes it from now on has put what there is to do where it is found after this.
+        self._woken.clear()
+
+    def _listen(self) -> None:
+        worker = self._worker
+        if worker is not self._listens_for:
+            self._stop_listening()
+        if worker is None or self._listener is not None or monotonic() < self._listen_at:
+            return
+        listener = self._store.worker_listener(worker)
+        with self._listening:
+            self._listener, self._listens_for = listener, worker
+        self._pause_s = RETRY_FIRST_S
+        self._driver.tell(self._driver.core.connection_opened, LISTENER)
+        # Something may have been asked before we listened.
+        self._on_heard(list(NotifyReason))
+
+    def _stop_listening(self) -> None:
+        with self._listening:
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
 
 
 def batched(items: Iterable[T]) -> Iterator[list[T]]:

@@ -56,7 +56,6 @@ from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
 from feedq.worker.memory import MemoryWatch
-from feedq.worker.notifications import Notifications
 from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
@@ -122,15 +121,15 @@ class Supervisor:
             clock=clock,
             load=self.load,
             stalled_s=lambda: watch.stalled_s,
-            on_registered=lambda worker: notifications.follow(worker),
+            on_registered=lambda worker: self.lease_client.follow(worker),
             on_answer=self._answered,
         )
-        notifications = Notifications(store, self._driver, clock=clock, on_heard=self.lease_keeper.heard)
         self.lease_client = LeaseClient(
             store,
+            self._driver,
             on_claimed=self._claims_answered,
             on_lost=self._reports_refused,
-            notifications=notifications,
+            on_heard=self.lease_keeper.heard,
         )
         self._sink_pool = SinkPool(settings, worker_id=self._worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)

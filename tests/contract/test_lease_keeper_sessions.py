@@ -14,7 +14,6 @@ from feedq.core.clock import SystemClock
 from feedq.errors import Unavailable
 from feedq.settings import Settings
 from feedq.telemetry.watched_threads import watched_threads
-from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.contract.harness import Harness
 from tests.lease_listener import RecordingListener
@@ -32,16 +31,10 @@ def recording() -> RecordingListener:
 @pytest.fixture
 def lease_keeper(harness: Harness, recording: RecordingListener) -> Iterator[LeaseKeeper]:
     made = recording.make_keeper(harness.store, SETTINGS, SystemClock())
-    lease_client = LeaseClient(
-        harness.store,
-        on_claimed=lambda *_: None,
-        on_lost=lambda _: None,
-        notifications=recording.notifications,
-    )
     made.start()
-    lease_client.start()
+    recording.lease_client.start()
     yield made
-    lease_client.stop(timeout_s=LIMIT_S)
+    recording.lease_client.stop(timeout_s=LIMIT_S)
     made.stop(timeout_s=LIMIT_S)
 
 
@@ -90,7 +83,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     worker = lease_keeper.worker
     assert worker is not None
     until(lambda: sessions(harness) == both(worker.id), "both sessions are open")
-    until(lambda: recording.notifications._listener, "it listens")
+    until(lambda: recording.lease_client._listener, "it listens")
     before = backends(harness, role, worker.id)
     real, failures = kind.wait, iter([ZeroDivisionError("for the test")])
 
@@ -101,7 +94,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
 
     monkeypatch.setattr(kind, "wait", wait)
     lease_keeper.beat_now()
-    recording.notifications.wake()
+    recording.lease_client.do(lambda: None)
     until(
         lambda: backends(harness, role, worker.id) - before,
         "a new session was opened in place of the one that failed",

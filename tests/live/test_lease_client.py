@@ -9,13 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.core.clock import SystemClock
 from feedq.core.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
 from feedq.core.worker import WorkerCore
 from feedq.settings import Settings
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver
-from feedq.worker.notifications import Notifications
 from tests.fakes.control import current
 from tests.waiting import until
 
@@ -38,16 +36,13 @@ class Office:
         self.unsure: list[UUID] = []
         self.failures: list[Exception] = []
         """What hears of claims raises these first."""
-        clock = SystemClock()
-        core = WorkerCore(Settings(), rng=Random(1), now=clock.monotonic())
-        notifications = Notifications(
-            self.store, CoreDriver(core, lambda _: None), clock=clock, on_heard=lambda _: None
-        )
+        core = WorkerCore(Settings(), rng=Random(1), now=time.monotonic())
         self.lease_client = LeaseClient(
             self.store,
+            CoreDriver(core, lambda _: None),
             on_claimed=self._claimed,
             on_lost=self.lost.extend,
-            notifications=notifications,
+            on_heard=lambda _: None,
         )
 
     def assigned(self, name: str = "a") -> FeedKey:
