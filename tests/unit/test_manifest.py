@@ -19,7 +19,7 @@ from feedq.verbs import documents, manifests
 from feedq.verbs.json_schema import manifest_schema
 from feedq.verbs.manifests import ENTRIES
 from tests.unit.command import Command
-from tests.unit.test_manifest_schedules import FULL
+from tests.unit.test_manifest_schedules import FULL, keys, names, values, words
 from tests.unit.test_manifest_schedules import specs as schedule_specs
 
 DESIGN = r"""
@@ -182,36 +182,12 @@ def test_a_text_that_is_too_long_is_refused() -> None:
     assert "at most" in one_problem("#" * (documents.LENGTH_MAX + 1))
 
 
-printable = st.characters(exclude_categories=("C", "Z"), exclude_characters="-")
-
-names = st.text(printable, min_size=1, max_size=20)
-
-keys = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20)
-
-texts = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20)
-
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**62), 2**62)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | texts
-    | st.sampled_from(["no", "1e3", "0x10", "1_0", "=", "<<", "~", "", "2026-01-01", "1:30", ".5", "+1", "-"])
-)
-
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=8,
-)
-
-
 @given(
     name=names,
     options=st.dictionaries(keys, values, max_size=3),
-    labels=st.dictionaries(keys, texts, max_size=2),
-    required=st.dictionaries(keys, texts, max_size=2),
-    preferred=st.dictionaries(keys, texts, max_size=2),
+    labels=st.dictionaries(keys, words, max_size=2),
+    required=st.dictionaries(keys, words, max_size=2),
+    preferred=st.dictionaries(keys, words, max_size=2),
     weight=st.floats(min_value=0.001, max_value=1e6),
     target=st.sampled_from(TargetState),
 )

@@ -260,9 +260,11 @@ scalars = (
     | st.booleans()
     | st.integers(-(2**62), 2**62)
     | st.floats(allow_nan=False, allow_infinity=False)
+    | words
+    | st.sampled_from(["no", "1e3", "0x10", "1_0", "=", "<<", "~", "", "2026-01-01", "1:30", ".5", "+1", "-"])
 )
 values = st.recursive(
-    scalars | words,
+    scalars,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=6,
 )

@@ -103,6 +103,12 @@ class Bench:
             self.found(key)
             self.granted(claim(key))
 
+    def held(self, *keys: FeedKey) -> list[Action]:
+        return self.core.held_found(self.worker_id, set(keys), now=self.now)
+
+    def asked_to_stop(self, *requests: StopRequest) -> list[Action]:
+        return self.core.stops_found(self.worker_id, requests, now=self.now)
+
     def ended(self, key: FeedKey, reason: Reason | None = Reason.RELEASED) -> list[Action]:
         release = Release(*key, reason) if reason else None
         return self.core.feed_ended(key, release, reason.value if reason else "lost", now=self.now)
@@ -115,6 +121,11 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def dropped(actions: Iterable[Action]) -> list[tuple[object, str]]:
+    """The messages that are dropped, each with the first words of why."""
+    return [(a.message, a.why.split(":")[0]) for a in actions if isinstance(a, DropMessage)]
 
 
 def of_type(actions: Iterable[Action], *types: type[Action]) -> list[Action]:
@@ -159,9 +170,7 @@ def test_a_copy_of_the_message_is_dropped_and_the_first_one_stays(bench: Bench) 
     bench.found()
     bench.message("task")
     bench.granted()
-    (dropped,) = bench.message("copy")
-    assert isinstance(dropped, DropMessage)
-    assert (dropped.message, dropped.why.split(":")[0]) == ("copy", "a duplicate")
+    assert dropped(bench.message("copy")) == [("copy", "a duplicate")]
     assert FinishMessage("task", "released") in bench.ended(KEY)
 
 
@@ -169,18 +178,14 @@ def test_a_message_after_the_end_asks_for_a_claim_of_its_own_and_is_dropped_as_s
     bench.run(KEY)
     bench.ended(KEY)
     assert bench.message("late") == [ClaimFeeds(bench.worker_id, [KEY])]
-    (dropped,) = bench.granted(refused=[KEY])
-    assert isinstance(dropped, DropMessage)
-    assert (dropped.message, dropped.why.split(":")[0]) == ("late", "stale")
+    assert dropped(bench.granted(refused=[KEY])) == [("late", "stale")]
     assert bench.core.get(KEY) is None
 
 
 def test_a_refused_assignment_leaves_nothing_behind() -> None:
     full = Bench(capacity=0)
     assert full.found() == []
-    (dropped,) = full.message("task")
-    assert isinstance(dropped, DropMessage)
-    assert dropped.why == "this worker holds 0 feeds already"
+    assert dropped(full.message("task")) == [("task", "this worker holds 0 feeds already")]
     assert full.core.get(KEY) is None
 
 
@@ -215,9 +220,7 @@ def test_a_claim_whose_answer_was_lost_has_the_leases_compared(bench: Bench) -> 
     bench.found()
     bench.granted(refused=[KEY], sure=False)
     assert bench.after(AUDITS_GATHERED_S) == [FetchHeld(bench.worker_id)]
-    assert bench.core.held_found(bench.worker_id, {KEY}, now=bench.now) == [
-        ReleaseLeases(bench.worker_id, [Release(*KEY, Reason.RELEASED)])
-    ]
+    assert bench.held(KEY) == [ReleaseLeases(bench.worker_id, [Release(*KEY, Reason.RELEASED)])]
 
 
 def test_a_feed_that_is_to_run_apart_for_which_no_slot_is_free_is_tried_again_later(
@@ -238,8 +241,8 @@ def test_a_feed_that_runs_apart_is_its_own_process_s_until_that_has_ended(bench:
     assert bench.core.feeds == 0, "it takes no place"
     assert bench.message("message") == [AcceptMessage("message")]
     assert bench.core.stop_feed(KEY[0]) == []
-    assert bench.core.held_found(bench.worker_id, {KEY}, now=bench.now) == [], "until it has taken it over"
-    assert bench.core.held_found(bench.worker_id, set(), now=bench.now) == []
+    assert bench.held(KEY) == [], "until it has taken it over"
+    assert bench.held() == []
     assert of_type(bench.core.drain(now=bench.now), Drained) == []
     assert bench.core.feed_ended(KEY, None, "ended", now=bench.now) == [
         FinishMessage("message", "ended"),
@@ -338,7 +341,7 @@ def test_a_worker_declared_gone_loses_everything_and_needs_a_session(bench: Benc
     another = uuid4()
     bench.core.registered(another, capacity=10, now=bench.now)
     assert bench.ended((1, 1), None) == []
-    assert bench.core.held_found(bench.worker_id, set(), now=bench.now) == [], "of the session before"
+    assert bench.held() == [], "of the session before"
     assert bench.beat() == [Resume()]
 
 
@@ -356,8 +359,7 @@ def test_a_heartbeat_that_tells_of_orders_has_them_fetched(bench: Bench) -> None
 
 def test_what_is_to_stop_stops_and_what_does_not_run_here_is_released(bench: Bench) -> None:
     bench.run((1, 1))
-    requests = [StopRequest(1, 1, Reason.PAUSED), StopRequest(2, 5, Reason.MOVED)]
-    assert bench.core.stops_found(bench.worker_id, requests, now=bench.now) == [
+    assert bench.asked_to_stop(StopRequest(1, 1, Reason.PAUSED), StopRequest(2, 5, Reason.MOVED)) == [
         StopFeeds([((1, 1), Reason.PAUSED)]),
         ReleaseLeases(bench.worker_id, [Release(2, 5, Reason.MOVED)]),
     ]
@@ -365,9 +367,9 @@ def test_what_is_to_stop_stops_and_what_does_not_run_here_is_released(bench: Ben
 
 def test_a_feed_that_did_not_stop_in_time_and_was_taken_away_is_cut_off_at_once(bench: Bench) -> None:
     bench.run((1, 1))
-    bench.core.stops_found(bench.worker_id, [StopRequest(1, 1, Reason.PAUSED)], now=bench.now)
+    bench.asked_to_stop(StopRequest(1, 1, Reason.PAUSED))
     assert FetchOrders(bench.worker_id, with_assignments=True) in bench.beat(), "whether it still is asked to"
-    assert bench.core.stops_found(bench.worker_id, [], now=bench.now) == [
+    assert bench.asked_to_stop() == [
         CutSockets([(1, 1)]),
         LoseFeeds([(1, 1)]),
     ]
@@ -388,11 +390,8 @@ def test_a_lost_feed_that_does_not_end_is_cut_off_again_and_again(bench: Bench) 
 def test_a_raised_epoch_is_known_before_the_next_comparison(bench: Bench) -> None:
     bench.run((1, 1))
     bench.core.epoch_raised((1, 1), (1, 9))
-    assert bench.core.held_found(bench.worker_id, {(1, 9)}, now=bench.now) == []
-    requests = [StopRequest(1, 9, Reason.MOVED)]
-    assert bench.core.stops_found(bench.worker_id, requests, now=bench.now) == [
-        StopFeeds([((1, 1), Reason.MOVED)])
-    ]
+    assert bench.held((1, 9)) == []
+    assert bench.asked_to_stop(StopRequest(1, 9, Reason.MOVED)) == [StopFeeds([((1, 1), Reason.MOVED)])]
 
 
 def test_a_feed_that_was_fenced_off_has_the_leases_compared(bench: Bench) -> None:
@@ -403,7 +402,7 @@ def test_a_feed_that_was_fenced_off_has_the_leases_compared(bench: Bench) -> Non
 
 def test_leases_are_compared_with_what_runs(bench: Bench) -> None:
     bench.run((1, 1), (2, 1))
-    assert bench.core.held_found(bench.worker_id, {(2, 1), (3, 4)}, now=bench.now) == [
+    assert bench.held((2, 1), (3, 4)) == [
         LoseFeeds([(1, 1)]),
         ReleaseLeases(bench.worker_id, [Release(3, 4, Reason.RELEASED)]),
     ]
@@ -464,8 +463,6 @@ def test_a_leaving_worker_takes_nothing_more(bench: Bench) -> None:
     assert of_type(granted, StartFeeds) == []
     assert ReleaseLeases(bench.worker_id, [Release(*KEY, Reason.RELEASED)]) in granted
     assert FinishMessage("task", "released") in granted
-    (dropped,) = bench.message("other", (3, 1))
-    assert isinstance(dropped, DropMessage)
-    assert dropped.why == "this worker is draining"
+    assert dropped(bench.message("other", (3, 1))) == [("other", "this worker is draining")]
     assert bench.found((4, 1)) == []
     assert bench.core.orders_pending() == [FetchOrders(bench.worker_id, with_assignments=False)]
