@@ -128,13 +128,11 @@ class Inbox(Generic[Item]):
     until the generator asks for the next ones. One taker at a time, all on one event loop. To be closed.
     """
 
-    def __init__(self, *, bytes_max: int, room: Room, on_taken: Callable[[], None] = lambda: None) -> None:
-        """``on_taken`` is called each time that there is room again."""
+    def __init__(self, *, bytes_max: int, room: Room) -> None:
         self._bytes_max = bytes_max
         self._room = room
         self._taken = 0
         """The size of what was taken, and may not be passed on yet."""
-        self._on_taken = on_taken
         self._items: deque[tuple[Item, int]] = deque()
         self._arrived = asyncio.Event()
         self.size = 0
@@ -158,7 +156,7 @@ class Inbox(Generic[Item]):
 
     def fail(self, failure: FeedqError) -> None:
         """Say that nothing more comes; the first reason counts. `take` raises it at once: what was not taken was
-        not acknowledged either, so it comes again. What would not come again is still in `rest`."""
+        not acknowledged either, so it comes again."""
         if self.failure is None:
             self.failure = failure
         self._arrived.set()
@@ -174,12 +172,9 @@ class Inbox(Generic[Item]):
             await self._arrived.wait()
         if self.failure is not None:
             raise self.failure
-        taken = self.rest(at_most=MESSAGES_AT_ONCE)
-        self._on_taken()
-        return taken
+        return self._rest(at_most=MESSAGES_AT_ONCE)
 
-    def rest(self, *, at_most: int = sys.maxsize) -> list[Item]:
-        """What had arrived and was not taken when it ended."""
+    def _rest(self, *, at_most: int = sys.maxsize) -> list[Item]:
         taken = [self._items.popleft() for _ in range(min(at_most, len(self._items)))]
         size = sum(size for _, size in taken)
         self._taken, self.size = self._taken + size, self.size - size
@@ -187,7 +182,7 @@ class Inbox(Generic[Item]):
 
     def close(self) -> None:
         """Forget what was not taken. May be repeated."""
-        self.rest()
+        self._rest()
         self._give_back()
 
     def _give_back(self) -> None:

@@ -13,6 +13,7 @@ noticed (`LogEvent.SOURCE_GAP`), and its topics, so that those taken out of the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from secrets import token_hex
@@ -25,7 +26,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.messages import (
-    READ_AHEAD_BYTES,
     Acknowledgements,
     MessageOptions,
     enclose,
@@ -177,21 +177,14 @@ class MqttConnector:
         try:
             self._context.on_connected()
             while True:
-                for batch in acknowledgements.batches(self._records(await link.inbox.take())):
+                for batch in acknowledgements.batches(self._records(await link.receive())):
                     yield batch
-        except SourceUnavailable:
-            # Nobody sends those again.
-            rest = [message for message in link.inbox.rest() if not message.number]
-            for batch in acknowledgements.batches(self._records(rest)):
-                yield batch
-            raise
         finally:
             try:
                 # What is acknowledged does not come again: give the last batches a moment to be committed.
                 all_committed = acknowledgements.all_committed()
                 if all_committed is not None and not link.is_lost:
-                    link.pause()
-                    await link.until(all_committed, at_most_s=LINGER_S)
+                    await asyncio.wait([all_committed], timeout=LINGER_S)
             finally:
                 await link.close()
 
@@ -199,10 +192,7 @@ class MqttConnector:
 
     async def _open(self, cursor: JSON) -> MqttLink:
         connection = await open_connection(
-            self._options,
-            self._context,
-            idle_timeout_s=self._options.idle_timeout_s,
-            buffer_bytes=READ_AHEAD_BYTES,
+            self._options, self._context, idle_timeout_s=self._options.idle_timeout_s
         )
         link = MqttLink(connection, self._options, self._context)
         try:

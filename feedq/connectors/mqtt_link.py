@@ -1,7 +1,7 @@
 """One connection to an MQTT broker: paho's client, driven by the event loop, over a connection that we opened.
 
-paho speaks the protocol; a task here reads, gives it what came, and stops while nobody takes the messages. So no
-thread is needed, and a connection that is lost is noticed at once, also before the broker has answered.
+paho speaks the protocol, and is given what has come when messages are asked for. So no thread or task is needed,
+and a broker is held back as any other source is; pings are sent all the while.
 `_Client._create_socket` is the one method of paho that is not documented: it has no other way to get a socket.
 
 paho makes room for a packet as it arrives, however large it says that it is, and keeps what no broker should send.
@@ -27,10 +27,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from feedq.connectors.base import Context
-from feedq.connectors.messages import SAID_CHARACTERS_MAX, Inbox, credential
+from feedq.connectors.messages import MESSAGES_AT_ONCE, SAID_CHARACTERS_MAX, credential
 from feedq.connectors.wire.connection import Connection
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
-from feedq.records.turns import Steps, in_turns
+from feedq.records.turns import Steps, in_turns, others_turn
 
 if TYPE_CHECKING:
     from feedq.connectors.mqtt import MqttOptions
@@ -41,10 +41,6 @@ UNSENT_BYTES_MAX: Final = 2**20
 CLOSE_S: Final = 0.2
 """How long the last acknowledgements may take to leave."""
 TAKEN_OVER: Final = 0x8E
-MESSAGE_BYTES: Final = 256
-"""What a message takes beside its payload, so that many small ones are bounded too."""
-PROPERTY_BYTES: Final = 192
-"""The same of a property."""
 PINGREQ: Final = b"\xc0\0"
 
 
@@ -63,20 +59,11 @@ class Message(NamedTuple):
     left_out_bytes: int = 0
     """The size of a message that was too large to be read, about; it is the last one."""
 
-    @property
-    def size(self) -> int:
-        """Its size in memory, about."""
-        about = sum(len(name) + len(value) + PROPERTY_BYTES for name, value in self.properties)
-        return len(self.payload) + len(self.topic) + MESSAGE_BYTES + about
-
 
 class MqttLink:
-    """A connection. The reason why it ends goes to `inbox` as a failure."""
+    """A connection, which is read when messages are asked for, and not before."""
 
     def __init__(self, connection: Connection, options: MqttOptions, context: Context) -> None:
-        self.inbox: Inbox[Message] = Inbox(
-            bytes_max=options.buffer_bytes, room=context.room, on_taken=self._resume
-        )
         self._options = options
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -88,20 +75,20 @@ class MqttLink:
         self._is_5 = options.version == "5"
         self.has_identifiers = False
         """Whether the broker tells by which subscription a message comes."""
-        self._reading: asyncio.Task[None] | None = None
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-        self._accepted: asyncio.Future[tuple[bool, ReasonCode]] = self._loop.create_future()
+        self._accepted: tuple[bool, ReasonCode] | None = None
         self._asked: dict[int, Callable[[Sequence[ReasonCode]], None]] = {}
         """What checks the broker's answer, of each subscription that it has not answered yet."""
-        self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._settled = asyncio.Event()
-        """Whether every subscription is answered, or none of the answers need be waited for."""
+        self._messages: list[Message] = []
+        """What was read and not taken yet."""
+        self._piece_bytes = 0
+        """What of the worker's memory is taken for the piece that is being read."""
+        self._failure: FeedqError | None = None
+        """Why nothing more will come."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_lost(self) -> bool:
-        return self._lost.done() or not self._connection.is_open
+        return self._failure is not None or not self._connection.is_open
 
     # -- the connector's side ------------------------------------------------------------------------------
 
@@ -134,14 +121,10 @@ class MqttLink:
             )
         # The host is only paho's: the connection is open.
         client.connect("broker", keepalive=options.keepalive_s, **self._terms())
-        self._reading = asyncio.create_task(self._read())
         self._ping_later()
-        waited: set[asyncio.Future[Any]] = {self._accepted, self._lost}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not self._accepted.done():
-            assert self.inbox.failure is not None
-            raise self.inbox.failure
-        return self._accepted.result()
+        while self._accepted is None:
+            await self._read()
+        return self._accepted
 
     def _terms(self) -> dict[str, Any]:
         """What MQTT 5 lets a client ask for when it connects."""
@@ -178,13 +161,20 @@ class MqttLink:
             self._asked[number] = check
 
     async def until_subscribed(self) -> None:
-        """Return when the broker has answered. It may first send all that has waited for the session: when that
-        fills the inbox, the answer is checked when it comes."""
-        if self._asked:
-            await self._settled.wait()
-        # What had arrived before the end is taken first.
-        if self.inbox.failure is not None and not self.inbox:
-            raise self.inbox.failure
+        """Return when the broker has answered. If it first sends what has waited for the session, the answer is
+        checked when it comes."""
+        while self._asked and not self._messages:
+            await self._read()
+        if self._failure is not None and not self._messages:
+            raise self._failure
+
+    async def receive(self) -> list[Message]:
+        """The messages that have arrived since the last call, `MESSAGES_AT_ONCE` at most. Raises why there are no
+        more; those before that which nobody sends again are given first."""
+        while not self._messages:
+            await self._read()
+        taken, self._messages = self._messages, []
+        return [message for message in taken if not message.number] if self.is_lost else taken
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """Unsubscribe; nothing waits for the answer."""
@@ -197,81 +187,63 @@ class MqttLink:
             if not self.is_lost:
                 self._client.ack(number, 1)
 
-    def pause(self) -> None:
-        """Read nothing more."""
-        self._may_read.clear()
-
-    async def until(self, event: asyncio.Future[None], *, at_most_s: float) -> None:
-        """Return when it has come, or the connection has ended, or the time is over."""
-        await asyncio.wait([event, self._lost], timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
-
     async def close(self) -> None:
         """Disconnect from the broker, and close the connection once that is sent. May be repeated."""
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._reading is not None and not self.is_lost:
+        if self._timer is not None and not self.is_lost:
             self._client.disconnect()
             await self._connection.finish(at_most_s=CLOSE_S)
         self._end(SourceUnavailable(f"{self._where}: closed"))
-        self.inbox.close()
+        self._hold(0)
 
     # -- the loop's side -----------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        try:
-            while not self._lost.done() and (received := await self._connection.receive()):
-                size = len(received)
-                self._context.room.take(size)
-                try:
-                    await self._take_piece(received)
-                finally:
-                    self._context.room.give_back(size)
-            self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
-        except SourceSilent:
-            self._end(
-                SourceSilent(
-                    f"{self._where}: connected, but nothing received, not even the answer to a ping, for "
-                    f"{self._options.idle_timeout_s:g} s (source.idle_timeout_s)"
-                )
-            )
-        except SourceUnavailable as error:
-            self._end(error)
+        """Read on. Raises why nothing more comes."""
+        if self._failure is not None:
+            raise self._failure
+        if self._socket.is_dry:
+            self._hold(0)
+            piece = await self._piece()
+            self._hold(len(piece))
+            self._socket.feed(piece)
+        else:
+            await others_turn()
+        await in_turns(self._take_packets())
 
-    async def _take_piece(self, piece: bytes | bytearray) -> None:
-        self._socket.feed(piece)
-        while not self._socket.is_dry and not self.is_lost:
-            await self._may_read.wait()
-            await in_turns(self._take_packets())
+    async def _piece(self) -> bytearray:
+        try:
+            piece = await self._connection.receive()
+        except SourceSilent:
+            raise SourceSilent(
+                f"{self._where}: connected, but nothing received, not even the answer to a ping, for "
+                f"{self._options.idle_timeout_s:g} s (source.idle_timeout_s)"
+            ) from None
+        if not piece:
+            raise self._failure or SourceUnavailable(f"{self._where}: {self._closed()}")
+        return piece
+
+    def _hold(self, size: int) -> None:
+        """Take room for a piece instead of for the one before it."""
+        self._context.room.take(size)
+        self._context.room.give_back(self._piece_bytes)
+        self._piece_bytes = size
 
     def _take_packets(self) -> Steps[None]:
-        """Take the packets that there are, until the inbox is full."""
-        while not self.is_lost and not self._socket.is_dry:
+        """Take the packets that there are, until there are messages enough."""
+        while self._failure is None and not self._socket.is_dry and len(self._messages) < MESSAGES_AT_ONCE:
             self._step(self._client.loop_read)
             if self._socket.packet_filter.refusal is not None:
                 self._refuse(self._socket.packet_filter.refusal)
                 return
-            if self.inbox.is_full:
-                self._stop_reading()
-                return
             yield
-
-    def _stop_reading(self) -> None:
-        self.pause()
-        self._settled.set()
 
     def _refuse(self, refusal: PacketRefusal) -> None:
         """Read nothing more; what was read before is taken first, and can be acknowledged."""
-        if not refusal.payload_bytes or not self._accepted.done():
+        if not refusal.payload_bytes or self._accepted is None:
             why = refusal.why or "it sent a message before it accepted us"
             self._end(SourceUnavailable(f"{self._where}: {why}, against the rules of MQTT; is it a broker?"))
             return
-        self._stop_reading()
-        last = Message(0, "", b"", left_out_bytes=refusal.payload_bytes)
-        self.inbox.put(last, size=last.size)
-
-    def _resume(self) -> None:
-        if not self._may_read.is_set() and self._socket.packet_filter.refusal is None:
-            self._may_read.set()
+        self._messages.append(Message(0, "", b"", left_out_bytes=refusal.payload_bytes))
 
     def _ping_later(self) -> None:
         # With MQTT 5 the broker may ask for another interval than ours.
@@ -302,8 +274,7 @@ class MqttLink:
         self, _: Client, __: Any, flags: ConnectFlags, reason: ReasonCode, terms: Properties | None
     ) -> None:
         self.has_identifiers = self._is_5 and getattr(terms, "SubscriptionIdentifierAvailable", 1) == 1
-        if not self._accepted.done():
-            self._accepted.set_result((flags.session_present, reason))
+        self._accepted = self._accepted or (flags.session_present, reason)
 
     def _on_subscribe(
         self, _: Client, __: Any, number: int, granted: list[ReasonCode], ___: Properties | None
@@ -315,19 +286,18 @@ class MqttLink:
             check(granted)
         except FeedqError as error:
             self._end(error)
-        if not self._asked:
-            self._settled.set()
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
-        kept = Message(
-            message.mid,
-            message.topic,
-            bytes(message.payload),
-            message.retain,
-            getattr(message.properties, "UserProperty", ()),
-            getattr(message.properties, "SubscriptionIdentifier", ()),
+        self._messages.append(
+            Message(
+                message.mid,
+                message.topic,
+                bytes(message.payload),
+                message.retain,
+                getattr(message.properties, "UserProperty", ()),
+                getattr(message.properties, "SubscriptionIdentifier", ()),
+            )
         )
-        self.inbox.put(kept, size=kept.size)
 
     def _on_disconnect(
         self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, ___: Properties | None
@@ -344,7 +314,7 @@ class MqttLink:
             self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
 
     def _closed(self) -> str:
-        if self._accepted.done():
+        if self._accepted is not None:
             return f"closed by the broker; does another client use the id {self._client_id}?"
         return "closed by the broker before it answered"
 
@@ -357,11 +327,9 @@ class MqttLink:
         return SourceUnavailable(f"{self._where}: closed by the broker: {str(reason).lower()}")
 
     def _end(self, failure: FeedqError) -> None:
-        if self._lost.done():
+        if self._failure is not None:
             return
-        self._lost.set_result(None)
-        self._settled.set()
-        self.inbox.fail(failure)
+        self._failure = failure
         if self._timer is not None:
             self._timer.cancel()
         self._connection.close()
