@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -282,21 +282,18 @@ def _known(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Ch
     return found, unasked
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Changes of feeds, with notes on the new ones, and where these begin."""
-
-    changes: Sequence[Change]
-    starts: Mapping[str, Checkpoint | StartCursor]
-    """Of those that begin elsewhere than their sources do, by name."""
-    unasked: Sequence[str]
-    """Why sinks could not be asked whether they know the new feeds."""
+Starts: TypeAlias = Mapping[str, Checkpoint | StartCursor]
+"""Where feeds begin that begin elsewhere than their sources do, by name."""
 
 
 def begun(
     changes: Sequence[Change], resumes: Mapping[str, StartCursor], open_sink: OpenSink, *, adopt: bool
-) -> Begun:
-    """Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
+) -> tuple[list[Change], Starts, list[str]]:
+    """Changes of feeds, with notes on the new ones; where these begin; and why sinks could not be asked whether
+    they know them.
+
+    Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked.
+    """
     added = [c.spec for c in changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
     known, unasked = _known(added, open_sink)
     if adopt and unasked:
@@ -311,7 +308,7 @@ def begun(
             sink = parse_sink(spec.sink).name
             notes[spec.name] = f"sink {sink!r} has a checkpoint of {last.whose}: {what}"
     noted = [replace(c, note=notes[c.name]) if c.noun == "feed" and c.name in notes else c for c in changes]
-    return Begun(noted, starts, unasked)
+    return noted, starts, unasked
 
 
 def resumes_of(feeds: Sequence[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:

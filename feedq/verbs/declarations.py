@@ -25,7 +25,7 @@ from feedq.sinks.base import parse_sink
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs import bulk
 from feedq.verbs.bulk import Outcomes
-from feedq.verbs.cursors import Begun, add_elsewhere, begun, resumes_of
+from feedq.verbs.cursors import Starts, add_elsewhere, begun, resumes_of
 from feedq.verbs.manifests import OPTION_KEYS, option_problems
 from feedq.verbs.registry import (
     At,
@@ -150,7 +150,7 @@ def declare(
     of_schedules = _schedules_planned(at, schedules, remove.schedules, prune=prunes_jobs, expected=expected)
     of_queues = _queues_planned(at, queues, remove.queues, prune=prunes_jobs)
     resumes = {entry.name: entry.resume for entry in feeds or () if entry.resume is not None}
-    found = begun(of_feeds, resumes, at.open_sink, adopt=adopt)
+    of_feeds, starts, unasked = begun(of_feeds, resumes, at.open_sink, adopt=adopt)
     # Limits are there before the schedules that they are for, and go after them.
     lifted = [change for change in of_queues if change.action is Action.REMOVE]
     limits = [change for change in of_queues if change.action is not Action.REMOVE]
@@ -158,10 +158,10 @@ def declare(
     made = sum(change.action is not Action.REMOVE for change in (*of_feeds, *others))
     unchanged = sum(len(given or ()) for given in (feeds, schedules, queues)) - made
     if dry_run:
-        outcomes: Outcomes[Change, Any] = [(change, None) for change in (*found.changes, *others)]
+        outcomes: Outcomes[Change, Any] = [(change, None) for change in (*of_feeds, *others)]
     else:
-        outcomes = _carried_out(at, found, others)
-    warnings = [*found.unasked, *_warnings(at, bulk.made(outcomes), dry_run=dry_run)]
+        outcomes = _carried_out(at, of_feeds, starts, others)
+    warnings = [*unasked, *_warnings(at, bulk.made(outcomes), dry_run=dry_run)]
     return declared_answer(outcomes, unchanged, warnings=warnings, dry_run=dry_run)
 
 
@@ -294,15 +294,17 @@ def _planned(
 # -- doing it -------------------------------------------------------------------------------------------
 
 
-def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> Outcomes[Change, Any]:
+def _carried_out(
+    at: At, of_feeds: Sequence[Change], starts: Starts, others: Sequence[Change]
+) -> Outcomes[Change, Any]:
     """Make the changes: feeds first, a few hundred in a transaction; then, one by one, the feeds that begin
     elsewhere than at the beginning of their source, and everything else.
 
     Raises `Unavailable`; what was done before that stays done, and applying again does the rest.
     """
-    elsewhere = [c for c in found.changes if c.action is Action.ADD and c.name in found.starts]
-    plain = [c for c in found.changes if c.action is not Action.ADD or c.name not in found.starts]
-    total = len(found.changes) + len(others)
+    elsewhere = [c for c in of_feeds if c.action is Action.ADD and c.name in starts]
+    plain = [c for c in of_feeds if c.action is not Action.ADD or c.name not in starts]
+    total = len(of_feeds) + len(others)
     with ExitStack() as opened:
         sink = cache(lambda name: opened.enter_context(at.open_sink(name)))
 
@@ -311,7 +313,7 @@ def _carried_out(at: At, found: Begun, others: Sequence[Change]) -> Outcomes[Cha
             try:
                 if isinstance(spec := change.spec, FeedSpec):
                     sink_of_it = sink(parse_sink(spec.sink).name)
-                    return [add_elsewhere(at.store, sink_of_it, spec, found.starts[spec.name])]
+                    return [add_elsewhere(at.store, sink_of_it, spec, starts[spec.name])]
                 return [_change_job(at.store.jobs, change)]
             except (InvalidInput, Conflict, Forbidden) as error:
                 return [error]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -23,7 +23,6 @@ from feedq.core.model import Feed, FeedSpec
 from feedq.core.remedies import command
 from feedq.core.roles import AccessRole
 from feedq.errors import SyncRefused
-from feedq.verbs.bulk import Outcomes
 from feedq.verbs.catalogs.base import open_catalog
 from feedq.verbs.declarations import Declared, change_feeds, declared_answer
 from feedq.verbs.manifests import Manifest, ManifestProblem, option_problems
@@ -78,26 +77,14 @@ def sync_catalog(
         wanted = {one.spec.name for one in manifest.feeds}
         others = {one.name: one for one in feeds.declared(names=wanted - owned.keys())}
         taken = others if take_over else {}
-        planned = _planned(name, manifest, owned, others, taken)
+        changes, planned = _planned(name, manifest, owned, others, taken)
+        removals = planned.feeds.removed
         share_max = catalog.removals_max
-        check_removals(name, planned.removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
-        changes = planned.changes
-        outcomes: Outcomes[Change, Any] = [(change, None) for change in changes]
-        if not dry_run:
-            outcomes = change_feeds(feeds, changes, catalog=name, taken_over=taken, told=at.told)
-        answer = declared_answer(outcomes, planned.unchanged, dry_run=dry_run)
-        return Synced(name, answer, planned.left_out, planned.kept)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a sync has to change, and what it leaves alone."""
-
-    changes: Sequence[Change]
-    unchanged: int
-    removals: int
-    left_out: Sequence[ManifestProblem]
-    kept: int
+        check_removals(name, removals, len(owned), share_max=share_max, remove_up_to=remove_up_to)
+        if dry_run:
+            return planned
+        outcomes = change_feeds(feeds, changes, catalog=name, taken_over=taken, told=at.told)
+        return replace(planned, feeds=declared_answer(outcomes, planned.feeds.unchanged))
 
 
 def _planned(
@@ -106,11 +93,11 @@ def _planned(
     owned: Mapping[str, Feed],
     others: Mapping[str, Feed],
     taken: Mapping[str, Feed],
-) -> _Plan:
+) -> tuple[list[Change], Synced]:
+    """What a sync has to change, and what it would answer in a dry run."""
     left_out = list(manifest.problems)
-    wrong = {
-        one.name for one in left_out
-    }  # of a name that is there twice, nobody can tell which entry is meant
+    # Of a name that is there twice, nobody can tell which entry is meant.
+    wrong = {one.name for one in left_out}
     where = {one.spec.name: one.where for one in manifest.feeds}
 
     def leave_out(name: str, what: str) -> None:
@@ -144,7 +131,8 @@ def _planned(
         else:
             changes.append(change)
     unchanged = len(accepted) + len(removed) - len(found)
-    return _Plan(changes, unchanged, len(removed), left_out, kept)
+    answer = declared_answer([(change, None) for change in changes], unchanged, dry_run=True)
+    return changes, Synced(catalog, answer, left_out, kept)
 
 
 def check_removals(
