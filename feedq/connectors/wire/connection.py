@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from feedq.connectors.base import Context, Room
-from feedq.connectors.wire.dialing import Dialed, bounded, dial_host, explain
+from feedq.connectors.wire.dialing import Dialed, bounded, dial_until, explain
 from feedq.connectors.wire.remote import Location, RemoteOptions, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES, others_turn
@@ -275,16 +275,10 @@ async def open_connection(
         FeedMisconfigured: a TLS file is missing or wrong, or the address is not permitted.
     """
     endpoint = to or options.location
-    async with bounded(endpoint, options.connect_timeout_s):
+    async with bounded(endpoint, options.connect_timeout_s) as give_up_at:
         has_tls = endpoint.tls and not tls_later
         tls = await _tls_arguments(options, endpoint, is_home=is_home) if has_tls else {}
-        dialed = await dial_host(
-            endpoint.host,
-            endpoint.port,
-            where=endpoint,
-            context=context,
-            timeout_s=options.connect_timeout_s,
-        )
+        dialed = await dial_until(give_up_at, endpoint.host, endpoint.port, where=endpoint, context=context)
         connection = Connection(
             options,
             dialed,

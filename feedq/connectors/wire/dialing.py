@@ -98,10 +98,11 @@ async def dial_host(host: str, port: int, *, where: object, context: Context, ti
         SourceUnavailable: none answers in time, or the name does not resolve.
     """
     async with bounded(where, timeout_s) as give_up_at:
-        return await _dial_within(host, port, where=where, context=context, give_up_at=give_up_at)
+        return await dial_until(give_up_at, host, port, where=where, context=context)
 
 
-async def _dial_within(host: str, port: int, *, where: object, context: Context, give_up_at: float) -> Dialed:
+async def dial_until(give_up_at: float, host: str, port: int, *, where: object, context: Context) -> Dialed:
+    """The same within `bounded`, whose time and errors are then those of all that is done there."""
     addresses = permitted(await resolve(host, port), host=host, where=where, permissions=context.permissions)
     reasons: dict[str, OSError] = {}
     loop = asyncio.get_running_loop()
