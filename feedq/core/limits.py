@@ -210,10 +210,11 @@ STOPS_TOGETHER: Final = 25
 released until its successor has one; if all were released at once, each would wait for all the others."""
 STOPS_PAUSE_S: Final = 0.05
 """Between them: about what the others take to place and connect so many."""
-PLACED_FIRST: Final = 150
+PLACED_FIRST: Final = 400
 PLACED_GROWTH: Final = 2
 """Feeds of a dead worker that the first pass places. They connect while the next one places others, so many
-times as many each time."""
+times as many each time. With fewer, the second pass and their claims are in each other's way: half of the feeds
+wait longer than all would for one pass."""
 MOVE_WAIT_S: Final = 0.5
 """How long the last of the feeds that move at once waits for its turn to connect."""
 MOVES_AT_LEAST: Final = 10
