@@ -208,11 +208,12 @@ class LeaseClient:
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
         answer = self._store.leases.report(worker_id, progress)
-        held, busy = set(answer.held), set(answer.busy)
+        busy = set(answer.busy)
+        known = busy.union(answer.held)
         if busy:
             self._busy_at = monotonic()
             self._unheard |= {p.key: (worker_id, p) for p in progress if p.key in busy}
-        if lost := [p.key for p in progress if p.key not in held | busy]:
+        if lost := [p.key for p in progress if p.key not in known]:
             self._on_lost(lost)
 
     def _with_unheard(self, progress: Progress) -> Progress:
