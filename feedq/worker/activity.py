@@ -25,10 +25,11 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
+from ctypes import Structure, c_bool, c_char, c_int64, c_ubyte, sizeof
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -36,14 +37,7 @@ if TYPE_CHECKING:
 
 THREADS_MAX: Final = 512
 """Threads of blocking connectors that can be noted; what further ones do is not known."""
-_PID, _TICKS, _PULSE, _LOOP_THREAD, _LOOP_IDENT, _FEED, _LEAVING, _SESSION_HIGH, _SESSION_LOW = range(9)
-_MEASURING, _STEP_BYTES, _GROWER, _GROWER_BYTES, _GROWN_BYTES = range(9, 14)
-_THREADS: Final = range(16, 16 + 3 * THREADS_MAX, 3)
-"""From here on, three numbers a thread: the system's id, Python's id, and the feed that it works for."""
-_STUCK: Final = _THREADS.stop
-"""From here on, about a thread of the worker's own that is stuck: its id, the length of a text, and the text."""
 STUCK_BYTES_MAX: Final = 200
-SIZE: Final = 8 * (_STUCK + 2) + STUCK_BYTES_MAX
 
 NO_FEED: Final = 0
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -60,8 +54,7 @@ class Limits:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FeedThread:
+class FeedThread(NamedTuple):
     """A thread that runs the code of a feed."""
 
     thread: int
@@ -71,15 +64,39 @@ class FeedThread:
     feed_id: int
 
 
-class Activity:
-    """The notes of one process. Written by the process itself, readable by any."""
+class Activity(Structure):
+    """The notes of one process, as they lie in its file. Written by the process itself, readable by any."""
 
-    def __init__(self, file: mmap.mmap) -> None:
-        self._bytes = memoryview(file)
-        self._memory = self._bytes.cast("q")
-        self._lock = threading.Lock()
-        self.growth: Counter[int] = Counter()
-        """Bytes that were added while the code of a feed ran on the loop, by feed; only while that is measured."""
+    _fields_ = [
+        *((name, c_int64) for name in ("pid", "ticks", "pulses", "loop_thread", "loop_ident", "feed")),
+        ("is_leaving", c_bool),
+        ("_session", c_ubyte * 16),
+        ("_is_measuring", c_bool),
+        ("_step_bytes", c_int64),
+        ("_grower", c_int64 * 3),
+        ("_stuck_ident", c_int64),
+        ("_stuck", c_char * STUCK_BYTES_MAX),
+        ("_threads", c_int64 * 3 * THREADS_MAX),
+    ]
+    pid: int
+    ticks: int
+    pulses: int
+    """Grows as long as the interpreter lock is to be had, and the watch is not stuck."""
+    loop_thread: int
+    """The system's id of the thread that the loop runs on; 0 before it does."""
+    loop_ident: int
+    """Python's id of the same."""
+    feed: int
+    """The feed whose code runs on the loop, or `NO_FEED`."""
+    is_leaving: bool
+    _is_measuring: bool
+    _step_bytes: int
+    _stuck_ident: int
+    _stuck: bytes
+
+    growth: Counter[int]
+    """Bytes that were added while the code of a feed ran on the loop, by feed; only while that is measured."""
+    _lock: threading.Lock
 
     @classmethod
     def create(cls, path: Path) -> Activity:
@@ -90,16 +107,16 @@ class Activity:
         # Not closed: the lock goes with the process, and so tells whether it lives.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, SIZE)
-        activity = cls(mmap.mmap(descriptor, SIZE))
-        activity._memory[_PID] = os.getpid()
+        os.ftruncate(descriptor, sizeof(cls))
+        activity = cls._on(mmap.mmap(descriptor, sizeof(cls)))
+        activity.pid = os.getpid()
         return activity
 
     @classmethod
     def read(cls, path: Path) -> Activity:
         """The notes of another process. Raises `OSError`, and `ValueError` when the file is none of these."""
-        with path.open("rb") as file:
-            return cls(mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ))
+        with path.open("r+b") as file:
+            return cls._on(mmap.mmap(file.fileno(), sizeof(cls)))
 
     @staticmethod
     def is_of_the_dead(path: Path) -> bool:
@@ -114,7 +131,13 @@ class Activity:
     @classmethod
     def private(cls) -> Activity:
         """Notes that nobody else can read, for whoever has no monitor."""
-        return cls(mmap.mmap(-1, SIZE))
+        return cls._on(mmap.mmap(-1, sizeof(cls)))
+
+    @classmethod
+    def _on(cls, file: mmap.mmap) -> Activity:
+        activity = cls.from_buffer(file)
+        activity.growth, activity._lock = Counter(), threading.Lock()
+        return activity
 
     # -- what the process notes ----------------------------------------------------------------------
 
@@ -128,171 +151,119 @@ class Activity:
         ) -> Task[Any]:
             context: contextvars.Context | None = options.get("context")
             feed_id = current_feed.get() if context is None else context.get(current_feed, NO_FEED)
-            noted = _Noted(coroutine, feed_id, self._memory, self.growth) if feed_id else coroutine
-            return Task(noted, loop=loop, **options)
+            return Task(_Noted(coroutine, feed_id, self) if feed_id else coroutine, loop=loop, **options)
 
-        self._memory[_LOOP_THREAD] = threading.get_native_id()
-        self._memory[_LOOP_IDENT] = threading.get_ident()
+        self.loop_thread, self.loop_ident = threading.get_native_id(), threading.get_ident()
         loop.set_task_factory(make_task)  # type: ignore[arg-type]  # a task of a coroutine, never of a generator
 
     def tick(self) -> None:
         """The loop has turned."""
-        self._memory[_TICKS] += 1
+        self.ticks += 1
 
     def pulse(self) -> None:
         """The watch has turned: a thread other than the loop's got the interpreter."""
-        self._memory[_PULSE] += 1
+        self.pulses += 1
 
     def measure_growth(self, used_bytes: int) -> None:
         """Measure from now on by how much the process grows with each step of a feed, which costs microseconds a
         step. The step under way, if there is one, began with about ``used_bytes``."""
-        memory = self._memory
-        if not memory[_MEASURING]:
-            memory[_MEASURING], memory[_STEP_BYTES] = 1, used_bytes
+        if not self._is_measuring:
+            self._is_measuring, self._step_bytes = True, used_bytes
 
     def stop_measuring(self) -> None:
-        self._memory[_MEASURING] = self._memory[_GROWER] = 0
+        self._is_measuring = False
+        self._grower[0] = NO_FEED
         self.growth.clear()
 
     def note_grower(self, feed_id: int, grown: int, total: int) -> None:
         """The process grew most while the code of this feed ran: by so many of ``total`` bytes."""
-        memory = self._memory
-        memory[_GROWER], memory[_GROWER_BYTES], memory[_GROWN_BYTES] = feed_id, grown, total
+        self._grower[:] = feed_id, grown, total
 
     def leave(self) -> None:
         """The process is about to end in good order."""
-        self._memory[_LEAVING] = 1
+        self.is_leaving = True
 
     def note_stuck(self, ident: int, said: str) -> None:
         """A thread of the worker's own does not get on: the process is to be ended. With nothing ``said``, all
         get on again."""
-        text = said.encode()[:STUCK_BYTES_MAX]
-        if text and self._memory[_STUCK + 1]:
-            return
-        begin = 8 * (_STUCK + 2)
-        self._bytes[begin : begin + len(text)] = text
-        self._memory[_STUCK] = ident
-        self._memory[_STUCK + 1] = len(text)  # last: whoever sees it finds the rest
+        if not (said and self._stuck):
+            self._stuck_ident = ident
+            self._stuck = said.encode()[:STUCK_BYTES_MAX]  # last: whoever sees it finds the rest
 
     def begin_session(self, worker_id: UUID) -> None:
         """The worker session that this process is from now on."""
-        high, low = divmod(worker_id.int, 1 << 64)
-        self._memory[_SESSION_HIGH], self._memory[_SESSION_LOW] = _signed(high), _signed(low)
+        self._session[:] = worker_id.bytes
 
     @contextmanager
     def thread_of(self, feed_id: int) -> Iterator[None]:
         """Note, while inside, that this thread runs code of a feed."""
-        memory = self._memory
         with self._lock:
-            place = next((at for at in _THREADS if not memory[at]), None)
+            place = next((place for place in self._threads if not place[0]), None)
             if place is not None:
-                memory[place + 1], memory[place + 2] = threading.get_ident(), feed_id
-                memory[place] = threading.get_native_id()
+                place[:] = threading.get_native_id(), threading.get_ident(), feed_id
         try:
             yield
         finally:
             if place is not None:
-                memory[place] = 0
+                place[0] = 0
 
     # -- what others read ----------------------------------------------------------------------------
 
     @property
-    def pid(self) -> int:
-        return int(self._memory[_PID])
-
-    @property
-    def ticks(self) -> int:
-        return int(self._memory[_TICKS])
-
-    @property
-    def pulses(self) -> int:
-        """Grows as long as the interpreter lock is to be had, and the watch is not stuck."""
-        return int(self._memory[_PULSE])
-
-    @property
-    def loop_thread(self) -> int:
-        """The system's id of the thread that the loop runs on; 0 before it does."""
-        return int(self._memory[_LOOP_THREAD])
-
-    @property
-    def loop_ident(self) -> int:
-        """Python's id of the same."""
-        return int(self._memory[_LOOP_IDENT])
-
-    @property
-    def feed(self) -> int:
-        """The feed whose code runs on the loop, or `NO_FEED`."""
-        return int(self._memory[_FEED])
-
-    @property
     def stuck(self) -> tuple[int, str] | None:
         """The thread of the worker's own that does not get on, and what there is to say of it."""
-        begin, length = 8 * (_STUCK + 2), int(self._memory[_STUCK + 1])
-        if not length:
-            return None
-        said = bytes(self._bytes[begin : begin + length]).decode(errors="replace")
-        return int(self._memory[_STUCK]), said
+        said = self._stuck.decode(errors="replace")
+        return (self._stuck_ident, said) if said else None
 
     @property
     def step_bytes(self) -> int:
         """What the process used when the step of a feed began that is under way; 0 if that is not known."""
-        return int(self._memory[_STEP_BYTES]) if self._memory[_FEED] else 0
+        return self._step_bytes if self.feed else 0
 
     @property
     def grower(self) -> tuple[int, int, int] | None:
         """The feed that the process grew most with, by how many bytes, and by how many in all; None when that was
         not measured."""
-        memory = self._memory
-        if not memory[_GROWER]:
-            return None
-        return int(memory[_GROWER]), int(memory[_GROWER_BYTES]), int(memory[_GROWN_BYTES])
-
-    @property
-    def is_leaving(self) -> bool:
-        return bool(self._memory[_LEAVING])
+        feed_id, grown, total = self._grower
+        return (feed_id, grown, total) if feed_id else None
 
     @property
     def session(self) -> UUID | None:
-        high, low = (self._memory[at] % (1 << 64) for at in (_SESSION_HIGH, _SESSION_LOW))
-        return UUID(int=(high << 64) | low) if high or low else None
+        return UUID(bytes=bytes(self._session)) if any(self._session) else None
 
     @property
     def threads(self) -> list[FeedThread]:
-        memory = self._memory
-        return [FeedThread(memory[at], memory[at + 1], memory[at + 2]) for at in _THREADS if memory[at]]
+        return [FeedThread(*place) for place in self._threads if place[0]]
 
 
 class _Noted(Coroutine[Any, Any, Any]):
     """A coroutine of a feed: each of its steps is noted while it runs."""
 
-    __slots__ = ("_coroutine", "_feed_id", "_growth", "_memory")
+    __slots__ = ("_activity", "_coroutine", "_feed_id")
 
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], feed_id: int, memory: memoryview, growth: Counter[int]
-    ) -> None:
-        self._coroutine, self._feed_id, self._memory, self._growth = coroutine, feed_id, memory, growth
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], feed_id: int, activity: Activity) -> None:
+        self._coroutine, self._feed_id, self._activity = coroutine, feed_id, activity
 
     def send(self, value: Any) -> Any:
-        memory = self._memory
-        memory[_FEED] = self._feed_id
-        if memory[_MEASURING]:
-            memory[_STEP_BYTES] = resident_bytes()
+        activity = self._activity
+        activity.feed = self._feed_id
+        if activity._is_measuring:
+            activity._step_bytes = resident_bytes()
         try:
             return self._coroutine.send(value)
         finally:
-            memory[_FEED] = NO_FEED
-            if before := memory[_STEP_BYTES]:
-                memory[_STEP_BYTES] = 0
+            activity.feed = NO_FEED
+            if before := activity._step_bytes:
+                activity._step_bytes = 0
                 if (grown := resident_bytes() - before) > 0:
-                    self._growth[self._feed_id] += grown
+                    activity.growth[self._feed_id] += grown
 
     def throw(self, *error: Any) -> Any:
-        memory = self._memory
-        memory[_FEED] = self._feed_id
+        self._activity.feed = self._feed_id
         try:
             return self._coroutine.throw(*error)
         finally:
-            memory[_FEED] = NO_FEED
+            self._activity.feed = NO_FEED
 
     def close(self) -> None:
         self._coroutine.close()
@@ -312,10 +283,6 @@ def resident_bytes(pid: int | str = "self") -> int:
             return int(file.read().split()[1]) * PAGE_BYTES
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 # -- whether a loop stands still ----------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import mmap
 import os
 import threading
 from pathlib import Path
@@ -61,7 +60,7 @@ def test_one_that_ended_without_a_word_holds_the_feed_in_hand_against_it_without
     tmp_path: Path,
 ) -> None:
     activity, monitor, _ = make_monitor(tmp_path, Limits(5, 0))
-    activity._memory[5] = 12
+    activity.feed = 12
     loss = found(monitor.explain_death())
     assert (loss.cause, loss.feed_id, loss.is_certain) == ("killed", 12, False)
 
@@ -87,7 +86,7 @@ def test_one_that_fills_its_memory_is_to_be_ended(tmp_path: Path) -> None:
 
 def test_it_blames_the_feed_that_the_worker_has_noted_to_grow_most(tmp_path: Path) -> None:
     activity, monitor, _ = make_monitor(tmp_path, Limits(5, 2**20))
-    activity._memory[5] = 7  # in hand
+    activity.feed = 7  # in hand
     for grown, blamed in ((GROWTH_MIN_BYTES, (12, True)), (GROWTH_MIN_BYTES - 1, (None, False))):
         activity.note_grower(12, grown, 2 * grown)
         loss = found(monitor.check())
@@ -105,7 +104,7 @@ def test_a_step_that_does_not_end_counts_as_growth_of_its_feed() -> None:
     told: list[int] = []
     watch = MemoryWatch(activity, limit_bytes=2**20, release=lambda feed_id, _: told.append(feed_id))
     watch.check()
-    activity._memory[5] = 12  # in hand
+    activity.feed = 12  # in hand
     kept = bytearray(b"x" * 2 * GROWTH_MIN_BYTES)
     activity.stop_measuring()
     assert watch.check(), "the step had begun before anything was measured"
@@ -174,9 +173,7 @@ def test_nobody_is_let_go_of_when_none_grew_more_than_all_others() -> None:
 class ShortLived(Activity):
     """Notes of one thread of a blocking connector, which has ended whenever it is looked for again."""
 
-    def __init__(self) -> None:
-        super().__init__(mmap.mmap(-1, 4096))
-        self.looks = 0
+    looks = 0
 
     @property
     def threads(self) -> list[FeedThread]:
@@ -185,7 +182,8 @@ class ShortLived(Activity):
 
 
 def test_a_thread_that_ends_while_it_is_looked_at_does_not_end_the_memory_watch() -> None:
-    activity = ShortLived()
+    activity = ShortLived.private()
+    assert isinstance(activity, ShortLived)
     told: list[int] = []
     watch = MemoryWatch(activity, limit_bytes=2**20, release=lambda feed_id, _: told.append(feed_id))
     watch.check()
