@@ -3,30 +3,41 @@
 A feed that came up or broke off is news that people wait for; records that landed can wait for the next round.
 News of many feeds are gathered for a moment, so that a thousand feeds that start together are one statement.
 
-`FeedProgress` is what there is to say of one feed, `ProgressReporter` says it.
+`FeedProgress` is the state of one feed: what there is to say of it, and how often it has failed.
+`ProgressReporter` says it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import islice
+from random import Random
 from time import monotonic
 from uuid import UUID
 
+from feedq.core.backoff import (
+    BackoffPolicy,
+    Reconnect,
+    RetryElsewhere,
+    attempts_after,
+    next_recheck_s,
+    next_try,
+)
 from feedq.core.clock import Clock
 from feedq.core.lease import Owner, running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
-from feedq.core.model import Claim, Lease, LeaseState, Progress, Rewind, Status
+from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Progress, Reason, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
+from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 from feedq.secrets import Masker
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.retries import FeedRetries
 from feedq.worker.sink_pool import SinkPool
 
 PROGRESS_MAX = 2_000
@@ -38,47 +49,79 @@ logger = log(__name__)
 Send = Callable[[UUID, list[Progress]], None]
 
 
+@dataclass(slots=True, eq=False)
 class FeedProgress:
-    """The progress of one feed under one epoch. Used on its runner's loop, but for what says otherwise."""
+    """The progress and the failures of one feed under one epoch. Used on its runner's loop, but for what says
+    otherwise."""
 
-    def __init__(
-        self,
-        claim: Claim,
-        retries: FeedRetries,
-        *,
-        clock: Clock,
-        sinks: SinkPool,
-    ) -> None:
-        self.key = claim.key
-        """The lease: its epoch may be raised while the feed runs."""
-        self.sink: str | None = None
-        """The name of its sink, once it runs."""
-        self.batch_queue: BatchQueue | None = None
-        self.event_times: EventTimeReader | None = None
-        """What reads the event times of its records, if `max_event_lag` is expected of it."""
-        self.stalled = False
-        """Whether its source was silent for too long, and has not sent anything since."""
-        self.error: str | None = None
-        """What went wrong since the last report."""
-        self.rewind: Rewind | None = None
-        """The finding, since the last report, that the sink has gone back."""
-        self.watch: FieldWatch | None = None
-        """What looks for new fields of its records, where somebody wants to know."""
-        self.masker: Masker | None = None
-        """What takes the feed's secrets out of a text, once they are known."""
-        self._noticed: dict[str, str] = {}
-        self._notices: dict[str, str | None] = {}
-        """The notices since the last report."""
-        self._feed, self._retries, self._clock = claim.feed.name, retries, clock
-        self._sinks = sinks
-        self._sink_error: str | None = None
-        self._quarantined = claim.quarantined
-        self._landed = 0
-        """What had landed when that was last reported."""
-        self._reported = (0, 0, 0)
-        self._counted_at, self._refused_at = clock.monotonic(), float("-inf")
-        self._per_s = (0.0, 0.0, 0.0)
-        """Rows, bytes and dead letters a second, smoothed."""
+    key: FeedKey
+    """The lease: its epoch may be raised while the feed runs."""
+    _feed: str
+    _clock: Clock
+    _rng: Random
+    _policy: BackoffPolicy
+    _sinks: SinkPool
+    _is_new_here: bool
+    _quarantined: bool
+    failures: int
+    """The failures of any kind since a record of the feed landed last."""
+    attempts: int = 0
+    """The attempts to connect, or to own the checkpoint, that failed in a row."""
+    rechecks: int = 0
+    """How often in a row the feed was found unable to run as declared."""
+    sink: str | None = None
+    """The name of its sink, once it runs."""
+    batch_queue: BatchQueue | None = None
+    event_times: EventTimeReader | None = None
+    """What reads the event times of its records, if `max_event_lag` is expected of it."""
+    stalled: bool = False
+    """Whether its source was silent for too long, and has not sent anything since."""
+    error: str | None = None
+    """What went wrong since the last report."""
+    rewind: Rewind | None = None
+    """The finding, since the last report, that the sink has gone back."""
+    watch: FieldWatch | None = None
+    """What looks for new fields of its records, where somebody wants to know."""
+    masker: Masker | None = None
+    """What takes the feed's secrets out of a text, once they are known."""
+    _noticed: dict[str, str] = field(default_factory=dict)
+    _notices: dict[str, str | None] = field(default_factory=dict)
+    """The notices since the last report."""
+    _sink_error: str | None = None
+    _landed: int = 0
+    """What had landed when that was last looked at."""
+    _reported: tuple[int, int, int] = (0, 0, 0)
+    _counted_at: float = 0.0
+    _refused_at: float = float("-inf")
+    _per_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Rows, bytes and dead letters a second, smoothed."""
+    _connected_at: float | None = None
+    _owned_since: float | None = None
+    """When the sink took this epoch for the latest one."""
+    _failing_since: float | None = None
+    """When the feed began to try for the connection that it has not got."""
+
+    @classmethod
+    def of(
+        cls, claim: Claim, *, clock: Clock, rng: Random, policy: BackoffPolicy, sinks: SinkPool
+    ) -> FeedProgress:
+        made = cls(
+            claim.key,
+            claim.feed.name,
+            clock,
+            rng,
+            policy,
+            sinks,
+            claim.is_new_here,
+            claim.quarantined,
+            claim.failures,
+            _counted_at=clock.monotonic(),
+        )
+        if claim.has_failed:
+            made.rechecks = claim.attempts
+        else:
+            made.attempts = claim.attempts
+        return made
 
     def masked(self, said: BaseException | str) -> str:
         """Return the text without the feed's secrets. From any thread."""
@@ -89,7 +132,7 @@ class FeedProgress:
         """Clear the count of failures if a record has landed."""
         if self.batch_queue is not None and self.batch_queue.landed > self._landed:
             self._landed = self.batch_queue.landed
-            self._retries.landed()
+            self.failures = 0
 
     def notice(self, key: str, said: str | None) -> bool:
         """Have something told, or with None told no longer; returns whether that is news."""
@@ -139,11 +182,11 @@ class FeedProgress:
             dead_letters=now[2] - before[2],
             last_record_ago_s=ago_s,
             cursor=batch_queue.cursor if batch_queue else None,
-            connected=self._retries.is_connected,
+            connected=self._connected_at is not None,
             stalled=self.stalled,
-            attempts=self._retries.attempts,
+            attempts=self.attempts,
             error=error,
-            failures=self._retries.failures,
+            failures=self.failures,
             dead_letter_error=dead_error,
             sink_error=sink_error,
             rewind=rewind,
@@ -193,10 +236,10 @@ class FeedProgress:
             self.key[0],
             state=LeaseState.RUNNING,
             reason=None,
-            connected=self._retries.is_connected,
+            connected=self._connected_at is not None,
             stalled=self.stalled,
-            attempts=self._retries.attempts,
-            failures=self._retries.failures,
+            attempts=self.attempts,
+            failures=self.failures,
             rows_per_s=self._per_s[0],
             dead_per_s=self._per_s[2],
             dead_letter_at=None if ago is None else clock.now() - ago,
@@ -204,6 +247,67 @@ class FeedProgress:
             sink_error=self._sink_error,
         )
         return running_status(lease, owner, now=clock.now())
+
+    # -- failures, and when and where it is tried again ----------------------------------------------
+
+    def begin(self) -> None:
+        """The feed tries to connect."""
+        if self._failing_since is None:
+            self._failing_since = self._clock.monotonic()
+
+    def connected(self) -> None:
+        self._connected_at, self._failing_since = self._clock.monotonic(), None
+
+    def disconnected(self) -> None:
+        self._connected_at = None
+
+    def fenced(self) -> None:
+        """The sink takes this epoch for the latest one."""
+        self._owned_since = self._clock.monotonic()
+
+    def next_try(self, error: SourceUnavailable | SinkUnavailable) -> Reconnect | RetryElsewhere:
+        """Decide after a connection that broke or was not made."""
+        held_s, failing_s = self._seconds_since(self._connected_at), 0.0
+        if self._connected_at is None:
+            failing_s = self._seconds_since(self._failing_since)
+        self.failures += 1
+        self.attempts = attempts_after(self.attempts, connected_s=held_s, policy=self._policy)
+        return next_try(
+            self.attempts,
+            rng=self._rng,
+            policy=self._policy,
+            not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
+            is_new_here=self._is_new_here and not self.has_received,
+            failing_s=failing_s,
+        )
+
+    def after_fence_s(self) -> float:
+        """Return in how long a feed that was superseded in its sink is placed again: at once the first time,
+        and later each time that follows soon. Two installations that share a sink would take it from each other
+        without end."""
+        self.failures += 1
+        owned_s = self._seconds_since(self._owned_since)
+        self.attempts = attempts_after(self.attempts, connected_s=owned_s, policy=self._policy)
+        if self.attempts == 1:
+            return 0.0
+        return next_try(self.attempts - 1, rng=self._rng, policy=self._policy).delay_s
+
+    def unusable(self) -> None:
+        """The feed cannot run as declared."""
+        self.failures += 1
+        self.rechecks += 1
+
+    def next_recheck_s(self) -> float:
+        """Return in how long a feed that cannot run as declared is checked again."""
+        return next_recheck_s(self.rechecks, rng=self._rng, policy=self._policy)
+
+    def counted_for(self, reason: Reason) -> int:
+        """Return how many failures in a row a release for this reason tells the next worker of."""
+        counts = {Reason.BACKOFF: self.attempts, Reason.FENCED: self.attempts, Reason.FAILED: self.rechecks}
+        return counts.get(reason, 0)
+
+    def _seconds_since(self, at: float | None) -> float:
+        return 0.0 if at is None else self._clock.monotonic() - at
 
 
 class ProgressReporter:

@@ -65,7 +65,6 @@ from feedq.worker.declared import BackfillEnd, Declared, declared
 from feedq.worker.first_records import FirstRecords
 from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
-from feedq.worker.retries import FeedRetries
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
 from feedq.worker.taps import RecordTap
@@ -130,12 +129,8 @@ class FeedRunner:
         self._unread: Feed | None = feed
         """The declaration, until it is read: what a feed needs of it to stream is much less."""
         self._kind: type[Connector]
-        self._retries = FeedRetries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
-        self.progress = FeedProgress(
-            claim,
-            self._retries,
-            clock=worker.clock,
-            sinks=worker.sinks,
+        self.progress = FeedProgress.of(
+            claim, clock=worker.clock, rng=worker.rng, policy=worker.backoff, sinks=worker.sinks
         )
         self._gave_up: str | None = None
         self._after_loss = claim.after_loss
@@ -270,7 +265,7 @@ class FeedRunner:
                 return self._release(Reason.FINISHED)
             await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
-            self._retries.begin()
+            self.progress.begin()
             self._trace.connecting()
             await self._stream(self._open_stream(what, batch_queue, pace), batch_queue, pace)
         except EndReached:
@@ -307,7 +302,7 @@ class FeedRunner:
         stream = open_stream(self._kind, what.options, context=context, cursor=cursor)
         self._first_records = FirstRecords(what.options, what.target, from_beginning=cursor is None)
         # After a failure, the status has that already: the same news with each try would only cost writes.
-        if not self._retries.attempts:
+        if not self.progress.attempts:
             self._unanswered = tell_if_unanswered(what.options, self._waits)
         return stream if self._backfill_end is None else self._backfill_end.within(stream, cursor)
 
@@ -341,7 +336,7 @@ class FeedRunner:
             failed.abandon()
         with self._trace.fencing():
             fenced = await self._fence(what.sink, what.target, had_it=failed is not None)
-        self._retries.fenced()
+        self.progress.fenced()
         self._must_fence = False
         batch_queue = self._worker.sinks.open_batch_queue(
             what.sink, self.key, known_as(self.name), what.target, fenced, self._progressed
@@ -388,7 +383,7 @@ class FeedRunner:
                     raise AssertionError(f"a fence ended with {other!r}")
 
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
-        decision = self._retries.after(error, has_received=self.progress.has_received)
+        decision = self.progress.next_try(error)
         message = self.progress.masked(error)
         self._trace.failed(message)
         silent = isinstance(error, SourceSilent)
@@ -400,7 +395,7 @@ class FeedRunner:
             LogEvent.FEED_STALLED if silent else LogEvent.FEED_BROKEN_OFF,
             feed=self.name,
             error=message,
-            attempts=self._retries.attempts,
+            attempts=self.progress.attempts,
             again_in_s=round(decision.delay_s, 2),
         )
         try:
@@ -415,8 +410,8 @@ class FeedRunner:
 
     async def _release_unusable(self, error: FeedMisconfigured | InvalidInput) -> Release | None:
         message = self.progress.masked(error)
-        say = logger.debug if self._retries.rechecks else logger.error
-        self._retries.unusable()
+        say = logger.debug if self.progress.rechecks else logger.error
+        self.progress.unusable()
         say(LogEvent.FEED_FAILED, feed=self.name, error=message)
         # What came before the record that cannot pass is to be in the table when a person looks.
         try:
@@ -427,17 +422,17 @@ class FeedRunner:
                 raise
             if self._interrupt is Interrupt.LOST:
                 return None
-        return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_recheck_s())
+        return self._release(Reason.FAILED, error=message, retry_in_s=self.progress.next_recheck_s())
 
     def _release_fenced(self, error: LeaseLost) -> Release:
         self._disconnected()
-        again_s = self._retries.after_fence_s()
+        again_s = self.progress.after_fence_s()
         return self._release(Reason.FENCED, error=self.progress.masked(error), retry_in_s=again_s)
 
     async def _commit_and_release(self, sink_name: str) -> Release | None:
         self._is_releasing = True
         if self._gave_up is not None:
-            self._retries.failures += 1
+            self.progress.failures += 1
             return self._release(self._stop_reason, error=self._gave_up)
         self._worker.sinks.flush_now(sink_name)
         try:
@@ -500,7 +495,7 @@ class FeedRunner:
 
     def _connected(self) -> None:
         self._stop_telling()
-        self._retries.connected()
+        self.progress.connected()
         self._trace.connected()
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.name)
         self._changed()
@@ -526,7 +521,7 @@ class FeedRunner:
             self._changed()
 
     def _disconnected(self) -> None:
-        self._retries.disconnected()
+        self.progress.disconnected()
         self._changed()
 
     def _received(self) -> None:
@@ -555,13 +550,13 @@ class FeedRunner:
         landed = None
         if reason is Reason.FINISHED and self._batch_queue is not None:
             landed = self._landed_before + self._batch_queue.landed
-        attempts = self._retries.counted_for(reason)
+        attempts = self.progress.counted_for(reason)
         return Release(*self.key, reason, retry_in_s, attempts, error, self._blame, landed)
 
     def release_after(self, error: BaseException) -> Release:
         """Return the release of a feed whose runner ended in a way that it should not: another worker may
         try."""
-        self._retries.failures += 1
+        self.progress.failures += 1
         said = self.progress.masked(f"unexpected error: {str(error) or type(error).__name__}")
         return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 

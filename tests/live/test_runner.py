@@ -244,7 +244,7 @@ async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
 
 async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record_lands() -> None:
     async with streaming(tables=MemoryTables(poison=b'"seq": 3,'), begins=False) as bench:
-        bench.runner._retries.failures = 4
+        bench.runner.progress.failures = 4
         bench.start()
         await bench.landed_at_least(5)
         await until(lambda: bench.runner.progress.report().failures == 0, "a record has landed")
