@@ -3,7 +3,8 @@
 Thousands of feeds that begin, move or end at the same moment would stand in each other's way, and in the way of
 their sources. There are three ways to keep them from it:
 
-* **a rate with a burst**: so many a second. Reading is counted by `TokenBucket`, connecting by `RateLimiter`.
+* **a rate with a burst**: so many a second. `TokenBucket` counts what is read; connections wait in
+  a `feedq.worker.pacing.Line`.
 * **some at a time**: a portion goes, then the next one. Starts, stops, placements after a failover, moves.
 * **a moment's wait**: what comes alone waits for others to go with it, or until what is more urgent is done.
   Claims, messages, news, audits, reconcile passes.
@@ -16,15 +17,14 @@ everything up to it is paid for. So the rate holds on average, and what comes at
 connection buffers. Of several that share a bucket each waits for what was taken before, and for nothing that
 was taken after: they come by turns, whoever has most to take.
 
-*Connecting*: a rate limiter cuts time into slots, as many a second as its rate says, and lets one through at a
-random moment of each. Several workers that share a rate have a rate limiter each, with a part of it: they do
-not beat in step, and together they keep to the whole, the first moment included.
+*Connecting*: a line cuts time into slots, as many a second as its rate says, and lets one feed through at a
+random moment of each. Several workers that share a rate have a line each, with a part of it: they do not beat in
+step, and together they keep to the whole, the first moment included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from random import Random
 from sys import float_info
 from typing import Annotated, Final
 
@@ -39,7 +39,7 @@ BURST_S: Final = 1.0
 CONNECT_BURST_S: Final = 0.25
 """What may connect at once where nobody has for a while, in seconds of the rate; larger is a stampede."""
 CONNECT_FIRST_S: Final = 1.0
-"""The same for the first one of each rate limiter that shares the rate: in a fleet of up to so many seconds'
+"""The same for the first one of each line that shares the rate: in a fleet of up to so many seconds'
 worth of workers a feed that comes alone does not wait, and if it is a stampede after all, the host sees no more
 than this of it at once."""
 FAILOVER_BURST_S: Final = 2.5
@@ -64,10 +64,10 @@ UNLIMITED: Final = RateLimits.model_construct()
 class TokenBucket:
     """Fills at a rate up to `BURST_S` of it; what is taken beyond that is a debt."""
 
-    __slots__ = ("_at", "_rate_per_s", "_taken", "_tokens")
+    __slots__ = ("_at", "_full_rate_per_s", "_rate_per_s", "_taken", "_tokens")
 
     def __init__(self, rate_per_s: float, *, now: float) -> None:
-        self._rate_per_s = _positive(rate_per_s)
+        self._full_rate_per_s = self._rate_per_s = _positive(rate_per_s)
         self._tokens = self._rate_per_s * BURST_S
         self._taken = 0.0
         self._at = now
@@ -85,10 +85,11 @@ class TokenBucket:
         # The difference first: both marks may be large.
         return max(0.0, (mark - self._taken - self._tokens) / self._rate_per_s)
 
-    def change_rate(self, rate_per_s: float, *, now: float) -> None:
-        """From now on. A debt stays as large as it is; tokens saved up shrink with the rate."""
+    def share(self, share: float, *, now: float) -> None:
+        """Keep to this part of the rate from now on; more than 0. A debt stays as large as it is; tokens saved up
+        shrink with the rate."""
         self._fill(now)
-        self._rate_per_s = _positive(rate_per_s)
+        self._rate_per_s = _positive(self._full_rate_per_s * share)
         self._tokens = min(self._tokens, self._rate_per_s * BURST_S)
 
     def _fill(self, now: float) -> None:
@@ -97,112 +98,16 @@ class TokenBucket:
         self._tokens = min(self._tokens + elapsed_s * self._rate_per_s, self._rate_per_s * BURST_S)
 
 
-Turn = tuple[float, float]
-"""The marks of what was taken from a throttle: of rows and of bytes."""
-
-
-class Throttle:
-    """The buckets of one `RateLimits`, of which each record counts in both."""
-
-    __slots__ = ("_bytes", "_limits", "_rows")
-
-    def __init__(self, limits: RateLimits, *, now: float, share: float = 1.0) -> None:
-        self._limits = limits
-        self._rows = _bucket(limits.rows_per_s, share, now)
-        self._bytes = _bucket(limits.bytes_per_s, share, now)
-
-    def take(self, *, rows: int, size: int, now: float) -> Turn:
-        """Returns the turn to wait for before the next batch is taken."""
-        return (
-            self._rows.take(rows, now=now) if self._rows is not None else 0.0,
-            self._bytes.take(size, now=now) if self._bytes is not None else 0.0,
-        )
-
-    def wait_s(self, turn: Turn, *, now: float) -> float:
-        """How long until it is somebody's turn again."""
-        return max(
-            self._rows.wait_s(turn[0], now=now) if self._rows is not None else 0.0,
-            self._bytes.wait_s(turn[1], now=now) if self._bytes is not None else 0.0,
-        )
-
-    def change_share(self, share: float, *, now: float) -> None:
-        """Keep to this part of the limits from now on; more than 0."""
-        if self._rows is not None and self._limits.rows_per_s is not None:
-            self._rows.change_rate(self._limits.rows_per_s * share, now=now)
-        if self._bytes is not None and self._limits.bytes_per_s is not None:
-            self._bytes.change_rate(self._limits.bytes_per_s * share, now=now)
-
-
-def _bucket(rate_per_s: float | None, share: float, now: float) -> TokenBucket | None:
-    return None if rate_per_s is None else TokenBucket(rate_per_s * share, now=now)
-
-
 def _positive(rate_per_s: float) -> float:
     # The smallest limits times a share are 0, which nobody could wait for.
     return max(rate_per_s, float_info.min)
 
 
-class RateLimiter:
-    """Lets connections begin at a rate, each at a random moment of a slot of its own.
-
-    After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A rate
-    limiter that has a part of a rate has that part of the burst too, and lets its first one through at once as
-    long as all together let through no more in that moment than `CONNECT_FIRST_S` of the rate. If that is
-    exceeded, the moment of a slot that is only partly over may already be past or still to come. So a rate limiter
-    with a rate of its own never keeps the first one waiting, and a thousand rate limiters that share a rate of a
-    hundred do not let a thousand through in one moment.
-    """
-
-    __slots__ = ("_burst", "_moment", "_rng", "_slot_at", "_spacing_s")
-
-    def __init__(self, rate_per_s: float, *, share: float = 1.0, rng: Random) -> None:
-        """``share``: the part of the rate that is this rate limiter's, more than 0."""
-        self._rng = rng
-        self._burst, self._spacing_s = _slots(rate_per_s, share)
-        self._slot_at = float("-inf")
-        """When the next slot begins."""
-        self._moment = rng.random()
-        """Where in that slot somebody may pass, as a part of it."""
-
-    @property
-    def opens_at(self) -> float:
-        """When the next one may pass; perhaps long ago."""
-        return self._slot_at + self._moment * self._spacing_s
-
-    def arrive(self, now: float) -> None:
-        """To be called when somebody comes and nobody was waiting."""
-        self._slot_at = max(self._slot_at, now - self._burst * self._spacing_s)
-
-    def let_through(self, now: float) -> None:
-        # Slots that nobody could use, because the process stood still or others were in the way, are gone.
-        unused_s = max(1.0, self._burst) * self._spacing_s
-        self._slot_at = max(self._slot_at, now - unused_s) + self._spacing_s
-        self._moment = self._rng.random()
-
-    def change(self, rate_per_s: float, *, share: float, now: float) -> None:
-        """From now on. Who waits for so many slots waits for as many new ones."""
-        self._burst, spacing_s = _slots(rate_per_s, share)
-        self._slot_at = now + (self._slot_at - now) * (spacing_s / self._spacing_s)
-        self._spacing_s = spacing_s
-
-    def is_rested(self, now: float) -> bool:
-        """Whether it is as good as new."""
-        return self._slot_at <= now - self._burst * self._spacing_s
-
-
-def _slots(rate_per_s: float, share: float) -> tuple[float, float]:
-    """How many may be used at once, and the seconds that each lasts."""
-    burst = max(
-        max(1.0, rate_per_s * CONNECT_BURST_S) * share, min(1.0, rate_per_s * CONNECT_FIRST_S * share)
-    )
-    return burst, 1 / max(rate_per_s * share, RATE_MIN)
-
-
 # -- some at a time ----------------------------------------------------------------------------------
 
 STARTS_TOGETHER: Final = 4
-"""Feeds that go on to connect in one turn of the event loop, at least. Each step of a coroutine waits for its
-next turn: hundreds that take every step together would all reach their sources only when the last of them does."""
+"""Feeds that go on, once they are fenced, in one turn of the event loop, at least. Each step of a coroutine waits
+for its next turn: hundreds that take every step together would all reach their sources only when the last does."""
 STARTS_TURNS: Final = 50
 """So many turns for all who wait: with thousands of feeds a turn is long, and few a turn would take all day."""
 STOPS_TOGETHER: Final = 25

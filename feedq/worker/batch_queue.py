@@ -152,6 +152,8 @@ class BatchQueue:
     tap: RecordTap | None = None
     """Where the writer's threads put some of what they commit, while somebody listens."""
 
+    waiting: list[Batch] = field(default_factory=list)
+    """What was handed over and is not decided, the oldest first; under the writer's lock."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _inflight: int = 0
     _waiter: asyncio.Future[None] | None = None
@@ -186,6 +188,15 @@ class BatchQueue:
             await self._wait()
         if self.failure is not None:
             raise self.failure
+
+    def oldest(self, bytes_max: int) -> list[Batch]:
+        """The oldest batches that wait, of so many bytes, and one at least. For the writer's threads."""
+        size = 0
+        for count, batch in enumerate(self.waiting):
+            size += batch.size
+            if count and size > bytes_max:
+                return self.waiting[:count]
+        return self.waiting[:]
 
     def has_failed(self) -> bool:
         return self.failure is not None

@@ -36,23 +36,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
+from operator import attrgetter
 from random import Random
 from threading import Lock
-from typing import Final
+from typing import Final, TypeAlias
 
 from feedq.connectors.base import Room
 from feedq.core.clock import Clock
 from feedq.core.limits import (
+    CONNECT_BURST_S,
+    CONNECT_FIRST_S,
     FAILOVER_BURST_S,
-    STARTS_TOGETHER,
+    RATE_MIN,
     UNLIMITED,
-    RateLimiter,
     RateLimits,
-    Throttle,
-    Turn,
-    starts_together,
+    TokenBucket,
 )
 from feedq.core.values import EVERY_OTHER
 from feedq.records.batch import Batch
@@ -70,40 +72,68 @@ LINE_NAP_S_MIN: Final = 0.001
 
 
 class Line:
-    """The feeds that wait for one rate limiter: those of lost workers, and all others."""
+    """The feeds that wait for one rate: those of lost workers, and all others.
 
-    def __init__(self, limiter: RateLimiter | None, clock: Clock, *, failover_burst_s: float) -> None:
-        """``limiter`` None: no limit, but a line all the same."""
-        self.limiter = limiter
+    The rate cuts time into slots and lets one feed through at a random moment of each. After a pause, the slots
+    of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A line that has a share of a rate
+    has that share of the burst too, and lets its first feed through at once as long as all together let through no
+    more in that moment than `CONNECT_FIRST_S` of the rate: if that is exceeded, the moment of a slot that is only
+    partly over may already be past or still to come. So a line with a rate of its own never keeps the first one
+    waiting, and a thousand lines that share a rate of a hundred do not let a thousand through in one moment.
+    """
+
+    def __init__(
+        self, rate_per_s: float, clock: Clock, rng: Random, *, share: float = 1.0, failover_burst_s: float
+    ) -> None:
+        """``rate_per_s`` 0: no limit, but a line all the same."""
         self.waiting = 0
-        self._clock, self._failover_burst_s = clock, failover_burst_s
+        self._rate_per_s, self._clock, self._rng = rate_per_s or inf, clock, rng
+        self._failover_burst_s = failover_burst_s
         self._turns = {after_loss: asyncio.Lock() for after_loss in (True, False)}
+        self._set_spacing(share)
+        self._slot_at = float("-inf")
+        """When the next slot begins."""
+        self._moment = rng.random()
+        """Where in that slot somebody may pass, as a part of it."""
 
     async def pass_through(self, *, after_loss: bool, onward: Line | None = None) -> None:
         """Wait for one's turn, here and then in the line that this one leads to."""
-        limiter, clock = self.limiter, self._clock
-        if limiter is not None and not self.waiting:
-            limiter.arrive(clock.monotonic())
+        clock = self._clock
+        if not self.waiting:
+            self._slot_at = max(self._slot_at, clock.monotonic() - self._burst_s)
         self.waiting += 1
+        ahead_s = self._failover_burst_s if after_loss else 0.0
         try:
             async with self._turns[after_loss]:
-                while (wait_s := self._opens_at(after_loss) - clock.monotonic()) > 0:
+                while (wait_s := self._opens_at - ahead_s - clock.monotonic()) > 0:
                     await asyncio.sleep(min(max(wait_s, LINE_NAP_S_MIN), LINE_NAP_S_MAX))
                 if onward is not None:
                     await onward.pass_through(after_loss=after_loss)
-                if limiter is not None:
-                    limiter.let_through(clock.monotonic())
+                # Slots that nobody could use, because the process stood still or others were in the way, are gone.
+                unused_s = max(self._spacing_s, self._burst_s)
+                self._slot_at = max(self._slot_at, clock.monotonic() - unused_s) + self._spacing_s
+                self._moment = self._rng.random()
         finally:
             self.waiting -= 1
 
-    def _opens_at(self, after_loss: bool) -> float:
-        if self.limiter is None:
-            return float("-inf")
-        return self.limiter.opens_at - (self._failover_burst_s if after_loss else 0.0)
+    def share(self, share: float) -> None:
+        """Keep to this part of the rate from now on. Who waits for so many slots waits for as many new ones."""
+        before_s, now = self._spacing_s, self._clock.monotonic()
+        self._set_spacing(share)
+        if before_s:
+            self._slot_at = now + (self._slot_at - now) * (self._spacing_s / before_s)
 
-    def is_unused(self, now: float) -> bool:
+    def is_unused(self) -> bool:
         """Whether the next feed would fare no better or worse in a new line."""
-        return not self.waiting and (self.limiter is None or self.limiter.is_rested(now))
+        return not self.waiting and self._slot_at <= self._clock.monotonic() - self._burst_s
+
+    @property
+    def _opens_at(self) -> float:
+        return self._slot_at + self._moment * self._spacing_s
+
+    def _set_spacing(self, share: float) -> None:
+        self._spacing_s = 1 / max(self._rate_per_s * share, RATE_MIN)
+        self._burst_s = max(1 / self._rate_per_s, CONNECT_BURST_S, min(self._spacing_s, CONNECT_FIRST_S))
 
 
 class ConnectLimiter:
@@ -119,13 +149,12 @@ class ConnectLimiter:
         rng: Random,
     ) -> None:
         """Rates of 0 are without a limit; the host ``*`` stands for each one that is not named."""
-        self._clock, self._rng, self._failover_burst_s = clock, rng, failover_burst_s
         self._rates = {host.strip("[]").lower(): rate for host, rate in host_connects_per_s.items()}
+        self._new_line = partial(Line, clock=clock, rng=rng, failover_burst_s=failover_burst_s)
         self._workers = 1
         self._worker = self._new_line(connects_per_s)
         self._hosts: dict[str | None, Line] = {}
         self._look_through_at = HOSTS_KEPT
-        self._starts = StartLimiter()
 
     @property
     def waiting(self) -> int:
@@ -134,11 +163,11 @@ class ConnectLimiter:
 
     async def turn(self, host: str | None, *, after_loss: bool = False) -> None:
         """Wait until a connection to a host may begin."""
-        await self._starts.turn()
         line = self._hosts.get(host)
         if line is None:
             self._forget_unused()
-            line = self._hosts[host] = self._new_line(self._rate(host), share=1 / self._workers)
+            rate = 0.0 if host is None else self._rates.get(host, self._rates.get(EVERY_OTHER, 0.0))
+            line = self._hosts[host] = self._new_line(rate, share=1 / self._workers)
         with CONNECTS_WAITING.track_inprogress():
             await line.pass_through(after_loss=after_loss, onward=self._worker)
         CONNECTS.inc()
@@ -146,59 +175,15 @@ class ConnectLimiter:
     def share(self, active_workers: int) -> None:
         """Set how many workers share the rates of hosts; it holds for feeds that wait already as well."""
         workers = max(1, active_workers)
-        if workers == self._workers:
-            return
-        self._workers = workers
-        for host, line in self._hosts.items():
-            if line.limiter is not None:
-                line.limiter.change(self._rate(host), share=1 / workers, now=self._clock.monotonic())
-
-    def _new_line(self, rate: float, *, share: float = 1.0) -> Line:
-        limiter = RateLimiter(rate, share=share, rng=self._rng) if rate else None
-        return Line(limiter, self._clock, failover_burst_s=self._failover_burst_s)
-
-    def _rate(self, host: str | None) -> float:
-        return 0.0 if host is None else self._rates.get(host, self._rates.get(EVERY_OTHER, 0.0))
+        if workers != self._workers:
+            self._workers = workers
+            for line in self._hosts.values():
+                line.share(1 / workers)
 
     def _forget_unused(self) -> None:
         if len(self._hosts) >= self._look_through_at:
-            now = self._clock.monotonic()
-            self._hosts = {host: line for host, line in self._hosts.items() if not line.is_unused(now)}
+            self._hosts = {host: line for host, line in self._hosts.items() if not line.is_unused()}
             self._look_through_at = max(HOSTS_KEPT, 2 * len(self._hosts))
-
-
-class StartLimiter:
-    """Lets feeds that begin together go on a few at a time, so that the first of them stream while the last begin.
-    Used on one event loop."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._passed = 0
-        """In this turn of the loop."""
-
-    async def turn(self) -> None:
-        """Wait for one's turn, which is at once unless many come together."""
-        loop = asyncio.get_running_loop()
-        if self._passed < STARTS_TOGETHER and not self._waiting:
-            self._count(loop)
-            return
-        waiting = loop.create_future()
-        self._waiting.append(waiting)
-        await waiting
-
-    def _count(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._passed:
-            loop.call_soon(self._next, loop)
-        self._passed += 1
-
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._passed = 0
-        together = starts_together(len(self._waiting))
-        while self._waiting and self._passed < together:
-            waiting = self._waiting.popleft()
-            if not waiting.done():  # or it was cancelled
-                waiting.set_result(None)
-                self._count(loop)
 
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -210,49 +195,44 @@ THROTTLE_NAP_S_MAX = 2.0
 """A debt is counted again after this long: the limit may have become another in the meantime, or the feed's
 table may be gone."""
 
+Bucket: TypeAlias = tuple[Callable[[Batch], float], TokenBucket]
+"""What counts in a bucket of each batch, and the bucket."""
+
 
 class FeedThrottle:
-    """The limits of one feed on this worker, for the length of a ``with`` block."""
+    """The limits of one feed on this worker, for the length of a ``with`` block; and the worker's memory as a
+    connection of a feed sees it that is held back now and then."""
 
-    __slots__ = ("_is_waiting", "_pacing", "_tenant", "_throttles")
+    __slots__ = ("_buckets", "_held", "_is_waiting", "_pacing", "_room", "_tenant")
 
-    def __init__(self, pacing: Pacing, tenant: str | None, throttles: tuple[Throttle, ...]) -> None:
-        """``tenant``: whose limit is one of these, if one is."""
-        self._pacing, self._tenant, self._throttles = pacing, tenant, throttles
+    def __init__(self, pacing: Pacing, tenant: str | None, buckets: Sequence[Bucket]) -> None:
+        """``tenant``: whose limits are among these, if some are."""
+        self._pacing, self._tenant, self._buckets = pacing, tenant, buckets
         self._is_waiting = False
+        self._held = 0
 
     def __enter__(self) -> FeedThrottle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._throttles:
+        if self._buckets:
             self._pacing.leave(self._tenant)
 
     @property
     def is_limited(self) -> bool:
         """Whether there is anything to `keep` to; asked for every batch, and mostly not so."""
-        return bool(self._throttles)
-
-    @property
-    def bytes_max(self) -> int | None:
-        """The bytes that the feed may keep of what it has not taken yet; None while it need not wait for
-        anything."""
-        return self._pacing.waiting_bytes_max if self._is_waiting else None
-
-    def room(self, room: Room) -> Room:
-        """The worker's memory as the feed's connection is to see it."""
-        return PacedRoom(room, self) if self._throttles else room
+        return bool(self._buckets)
 
     async def keep(self, batch: Batch, *, unless: Callable[[], object] = lambda: None) -> None:
         """Account for a batch that was taken, and wait until the next one may be, or there is a reason not to."""
-        if not self._throttles:
+        if not self._buckets:
             return
         # Shares change on another thread.
         with self._pacing.lock:
             now = self._pacing.clock.monotonic()
-            turns = [(t, t.take(rows=batch.count, size=batch.size, now=now)) for t in self._throttles]
+            marks = [(bucket, bucket.take(amount_of(batch), now=now)) for amount_of, bucket in self._buckets]
         try:
-            while (wait_s := self._wait_s(turns)) > 0 and not unless():
+            while (wait_s := self._wait_s(marks)) > 0 and not unless():
                 self._is_waiting = True
                 nap_s = min(wait_s, THROTTLE_NAP_S_MAX)
                 THROTTLED_SECONDS.inc(nap_s)
@@ -260,26 +240,24 @@ class FeedThrottle:
         finally:
             self._is_waiting = False
 
-    def _wait_s(self, turns: list[tuple[Throttle, Turn]]) -> float:
+    def _wait_s(self, marks: Sequence[tuple[TokenBucket, float]]) -> float:
         with self._pacing.lock:
             now = self._pacing.clock.monotonic()
-            return max(throttle.wait_s(turn, now=now) for throttle, turn in turns)
+            return max(bucket.wait_s(mark, now=now) for bucket, mark in marks)
 
+    # -- the worker's memory, as `feedq.connectors.base.Room` ----------------------------------------
 
-class PacedRoom:
-    """The worker's memory for one connection of a feed that is held back now and then."""
-
-    __slots__ = ("_held", "_pace", "_room")
-
-    def __init__(self, room: Room, pace: FeedThrottle) -> None:
+    def room(self, room: Room) -> Room:
+        """The worker's memory as the feed's connection is to see it."""
+        if not self._buckets:
+            return room
         self._room = room
-        self._pace = pace
-        self._held = 0
+        return self
 
     @property
     def left(self) -> int:
-        bytes_max = self._pace.bytes_max
-        return self._room.left if bytes_max is None else min(self._room.left, bytes_max - self._held)
+        left = self._room.left
+        return min(left, self._pacing.waiting_bytes_max - self._held) if self._is_waiting else left
 
     def take(self, size: int) -> None:
         self._held += size
@@ -303,7 +281,7 @@ class Pacing:
         self._limited = 0
         """Feeds here that have a limit, their own or their tenant's."""
         self._here: Counter[str] = Counter()
-        self._throttles: dict[str, Throttle] = {}
+        self._buckets: dict[str, list[Bucket]] = {}
         self._unlimited = FeedThrottle(self, None, ())
         """For all feeds that have no limit: there is nothing to remember of them."""
 
@@ -313,15 +291,15 @@ class Pacing:
         if limit is None and limits == UNLIMITED:
             return self._unlimited
         now = self.clock.monotonic()
-        throttles = () if limits == UNLIMITED else (Throttle(limits, now=now),)
+        own = _buckets_of(limits, now=now)
         with self.lock:
             self._limited += 1
             if limit is None:
-                return FeedThrottle(self, None, throttles)
+                return FeedThrottle(self, None, own)
             self._here[tenant] += 1
-            if tenant not in self._throttles:
-                self._throttles[tenant] = Throttle(limit, now=now)
-            return FeedThrottle(self, tenant, (*throttles, self._throttles[tenant]))
+            if tenant not in self._buckets:
+                self._buckets[tenant] = _buckets_of(limit, now=now)
+            return FeedThrottle(self, tenant, [*own, *self._buckets[tenant]])
 
     def leave(self, tenant: str | None) -> None:
         """A feed with a limit is no longer here; ``tenant``: it had a share of this tenant's."""
@@ -330,7 +308,7 @@ class Pacing:
             if tenant is not None:
                 self._here[tenant] -= 1
                 if not self._here[tenant]:
-                    del self._here[tenant], self._throttles[tenant]
+                    del self._here[tenant], self._buckets[tenant]
 
     @property
     def waiting_bytes_max(self) -> int:
@@ -347,8 +325,13 @@ class Pacing:
         """``running`` feeds of each tenant on all workers, as the control database says."""
         now = self.clock.monotonic()
         with self.lock:
-            for tenant, throttle in self._throttles.items():
-                if tenant in running:
-                    # Ours may be more than it has heard of: then all there is, is here.
-                    share = self._here[tenant] / max(running[tenant], self._here[tenant])
-                    throttle.change_share(share, now=now)
+            for tenant in self._here.keys() & running.keys():
+                # Ours may be more than it has heard of: then all there is, is here.
+                share = self._here[tenant] / max(running[tenant], self._here[tenant])
+                for _, bucket in self._buckets[tenant]:
+                    bucket.share(share, now=now)
+
+
+def _buckets_of(limits: RateLimits, *, now: float) -> list[Bucket]:
+    rates = ((attrgetter("count"), limits.rows_per_s), (attrgetter("size"), limits.bytes_per_s))
+    return [(amount_of, TokenBucket(rate, now=now)) for amount_of, rate in rates if rate is not None]

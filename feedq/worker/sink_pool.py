@@ -16,8 +16,8 @@ from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, l
 from feedq.sinks.mapping import Drift
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer, GoneWorkers
+from feedq.worker.sink_thread import Down, Outage
 from feedq.worker.writer import Writer
-from feedq.worker.writing_session import Down, Outage
 
 FLUSH_BYTES = 4 * 2**20
 """A group commit starts early when this many bytes wait: more in one COPY lands no faster (`make bench`)."""

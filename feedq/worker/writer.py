@@ -1,42 +1,45 @@
 """The writer of a sink gathers the batches of all feeds and lands them in few transactions, by group commit.
 
-It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
-a flush is asked for; then one transaction lands everything and advances every checkpoint. A sink that is
-away is tried again with the same batches for as long as the worker runs: backpressure stops the reading
-meanwhile.
+A batch waits in the queue of its feed (`BatchQueue.waiting`) until it is decided. The writer gathers what comes in
+until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or a flush is asked for; then one
+transaction lands everything and advances every checkpoint. A group that could not be written is written again,
+also when the answer to its commit was lost: then the sink finds out what became of it. A sink that is away is
+tried again with the same batches for as long as the worker runs: backpressure stops the reading meanwhile.
 
 Feeds in trouble are not waited for. What a group commit does not land at once (a record that is refused, a table
 that is locked) is put apart, the others land, and `ApartWriter` writes it feed by feed, on a thread and a session
-of its own, until the feed behaves. Batches of one feed are written in the order they were received.
+of its own, until the feed behaves. Batches of one feed are written in the order they were received, by one of the
+two threads at a time, and each is answered exactly once, by a `CommitAnswer` to its queue.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
-from threading import Condition, Lock
+from threading import Lock
 from time import monotonic
+from typing import Any, TypeAlias
 
-from feedq.errors import SinkUnavailable
+from feedq.errors import CheckpointLost, CommitUnknown, FeedMisconfigured, FeedqError, SinkUnavailable
 from feedq.records.batch import Batch
-from feedq.sinks.base import Sink, Written
+from feedq.sinks.base import FeedWrite, Sink, Written
+from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, log
-from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
-from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.writing_session import (
-    RETRY_FIRST_S,
-    RETRY_MAX_S,
-    Group,
-    Outage,
-    WritingSession,
-    finish,
-    refuse,
-    refuse_unexpected,
-)
+from feedq.telemetry.metrics import BYTES, COMMIT_DELAY_SECONDS, COMMIT_SECONDS, DEAD_LETTERS, RECORDS
+from feedq.telemetry.watched_threads import TURN_S, note_turn
+from feedq.worker.batch_queue import BatchQueue, CommitAnswer
+from feedq.worker.sink_thread import Outage, SinkThread
+from feedq.worker.threads import call_on
 
+PROBE_S = 2.0
+"""How often a sink that is away is asked whether it is back."""
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+"""A sink that comes back is noticed within this; asking more often would only add to its troubles."""
 APART_AFTER = 5
 """Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
 
@@ -48,11 +51,101 @@ SLICE_FAST_S, SLICE_SLOW_S = 0.25, 1.0
 
 logger = log(__name__)
 
-Entry = tuple[BatchQueue, Batch, float]
-"""A batch on its way, and the monotonic time of its arrival here. A bare tuple: one is made for each batch."""
+Group: TypeAlias = dict[BatchQueue, list[Batch]]
+"""The oldest batches that wait in some queues."""
 
 
-class Writer:
+class QueueWriter(SinkThread):
+    """A thread that writes what waits in some batch queues. Its lock guards what waits in them, too."""
+
+    _queues: dict[BatchQueue, Any]
+    """The queues that it writes, and what it knows of each."""
+
+    def _turn(self) -> None:
+        group: Group = {}
+        try:
+            group = self._gather()
+            if group:
+                self._commit(group)
+        except Exception as error:
+            # An error of ours, or of a sink: its feeds shall hear of it.
+            feeds = [queue.feed for queue in islice(group, 20)]
+            logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feeds=feeds)
+            failure = SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}")
+            self._refuse(dict.fromkeys(group, failure))
+
+    @abstractmethod
+    def _gather(self) -> Group:
+        """Return a group that is due, or wait for one, and return nothing yet."""
+
+    @abstractmethod
+    def _commit(self, group: Group) -> None:
+        """Write a group, which may fall apart."""
+
+    @abstractmethod
+    def _forget(self, queue: BatchQueue, batches: list[Batch]) -> None:
+        """These batches, the oldest that wait, are decided. With the lock held."""
+
+    def _land(self, group: Group, *, briefly: bool) -> Written:
+        """Write a group in one transaction. Raises `SinkUnavailable`."""
+        writes = [
+            FeedWrite(
+                queue.key[0],
+                queue.feed,
+                queue.key[1],
+                queue.target,
+                tuple(batches),
+                queue.continues,
+                queue.watch,
+            )
+            for queue, batches in group.items()
+        ]
+        since = monotonic()
+        try:
+            with self._asking(briefly=briefly) as sink:
+                written = sink.write(writes, briefly=briefly)
+        except CommitUnknown:
+            logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(group))
+            raise
+        COMMIT_SECONDS.observe(took_s := monotonic() - since)
+        feeds = [queue.feed for queue in group]
+        traces.committed(self._name, feeds, records=sum(written.landed.values()), took_s=took_s)
+        return written
+
+    def _finish(self, group: Group, written: Written) -> None:
+        """Count what became of a group, and tell its feeds."""
+        answers = [_answer_of(queue, batches, written) for queue, batches in group.items()]
+        now = datetime.now(UTC)
+        COMMIT_DELAY_SECONDS.observe_all(
+            max(0.0, (now - batch.received_at).total_seconds())
+            for answer in answers
+            if answer.failure is None
+            for batch in group[answer.batch_queue]
+        )
+        RECORDS.inc(sum(answer.landed for answer in answers))
+        BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
+        # Together: no later batch of these may be answered before.
+        with self._lock:
+            for queue, batches in group.items():
+                self._forget(queue, batches)
+            _tell(answers)
+
+    def _refuse(self, failures: Mapping[BatchQueue, FeedqError]) -> None:
+        """Say that nothing that waits in these queues is written, nor will be."""
+        with self._lock:
+            for queue, failure in failures.items():
+                if queue in self._queues:
+                    batches = queue.waiting[:]
+                    answer = _refusal(queue, batches, failure)
+                    self._forget(queue, batches)
+                    _tell([answer])
+
+    def _refuse_broken(self) -> None:
+        """Let go of feeds of which nothing may be written any more: stopped, lost, or misconfigured."""
+        self._refuse({queue: queue.broken for queue in list(self._queues) if queue.broken is not None})
+
+
+class Writer(QueueWriter):
     """The writing end of one sink. `submit` is called on loops; everything else happens on its threads."""
 
     def __init__(
@@ -64,142 +157,135 @@ class Writer:
         flush_interval_s: float,
         flush_bytes: int,
     ) -> None:
-        self._name, self._outage = name, outage
+        lock = Lock()  # not the one of a condition, which counts: it is taken for each batch
+        super().__init__("writer", name, make_sink, outage, lock=lock)
         self._flush_interval_s, self._flush_bytes = flush_interval_s, flush_bytes
-        self._session = WritingSession(name, make_sink, outage)
         self._apart = ApartWriter(
             name,
-            WritingSession(name, make_sink, outage),
+            make_sink,
+            outage,
+            lock=lock,
             flush_interval_s=flush_interval_s,
             slice_bytes_max=2 * flush_bytes,
         )
-        # Without the counting of the lock that is the default: it is taken for each batch.
-        self._lock = Lock()
-        self._wakeup = Condition(self._lock)
-        self._queue: deque[Entry] = deque()
+        self._queues: dict[BatchQueue, None] = {}
+        """Those with something that waits and is not written apart."""
         self._bytes = 0
+        """What waits in them."""
+        self._since = 0.0
+        """No batch that waits, and is not being written, has come before this."""
         self._flush_now = self._must_drop = False
-        self._stopping = False
-        self._thread = WatchedThread(self._run, name=f"feedq-writer-{name}")
+        self._probe_at = float("-inf")
 
     def start(self) -> None:
-        self._thread.start()
-
-    def submit(self, batch_queue: BatchQueue, batch: Batch) -> None:
         with self._lock:
-            self._queue.append((batch_queue, batch, monotonic()))
-            self._bytes += batch.size
+            self.begin()
+
+    def submit(self, queue: BatchQueue, batch: Batch) -> None:
+        with self._lock:
+            queue.waiting.append(batch)
+            if queue.is_apart:
+                self._apart.changed.notify()
+                return
             # The thread sleeps without a limit while there is nothing, and until the interval ends while
             # there is something: only the first batch and a full buffer need to wake it.
-            if len(self._queue) == 1 or self._bytes >= self._flush_bytes:
-                self._wakeup.notify()
+            if not self._queues:
+                self._since = monotonic()
+                self.changed.notify()
+            self._queues[queue] = None
+            self._bytes += batch.size
+            if self._bytes >= self._flush_bytes:
+                self.changed.notify()
 
     def flush_now(self) -> None:
         """Commit what is there without waiting for the interval to end."""
-        with self._wakeup:
+        with self._lock:
             self._flush_now = True
-            self._wakeup.notify()
-        self._apart.flush_now()
+            self.changed.notify()
+            self._apart.flush_now()
 
     def drop_abandoned(self) -> None:
         """Drop what abandoned batch queues have brought."""
-        with self._wakeup:
+        with self._lock:
             self._must_drop = True
-            self._wakeup.notify()
-        self._apart.drop_abandoned()
+            self.changed.notify()
+            self._apart.changed.notify()
 
     def renew(self) -> None:
-        """Use new sessions from the next group on: the worker has registered again, under a new id."""
-        self._session.must_renew = self._apart.session.must_renew = True
+        super().renew()
+        self._apart.renew()
 
     def stop(self, *, timeout_s: float) -> None:
-        """End the threads. What has not been written is dropped: the checkpoint says so to the successor."""
-        with self._wakeup:
-            self._stopping = True
-            self._wakeup.notify()
         stop_by = monotonic() + timeout_s
-        self._apart.stop()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        self._apart.join(max(0.0, stop_by - monotonic()))
+        self._apart.stop(timeout_s=0.0)
+        super().stop(timeout_s=timeout_s)
+        self._apart.stop(timeout_s=max(0.0, stop_by - monotonic()))
 
     # -- the thread ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stopping:
-            note_turn()
-            group = self._gather()
-            try:
-                if group:
-                    self._commit(group)
-                elif not self._queue:
-                    self._session.probe()
-            except Exception as error:
-                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
-                refuse_unexpected(self._name, group, error)
-            # Or its batches would stay in memory until the next one comes.
-            del group
-        self._session.close()
+    @property
+    def _has_work(self) -> bool:
+        return True  # it asks whether a sink that is away is back, and would have to begin again with each record
 
     def _gather(self) -> Group:
-        """Return a group that is due, or wait for one, and return nothing yet."""
-        with self._wakeup:
+        with self._lock:
             due_in_s = self._due_in_s(monotonic())
             if due_in_s <= 0:
                 return self._take()
             if not self._stopping:
-                self._wakeup.wait(min(due_in_s, TURN_S))
+                self.changed.wait(min(due_in_s, TURN_S))
+            is_idle = not self._queues
+        if is_idle:
+            self._probe()
         return {}
 
     def _due_in_s(self, now: float) -> float:
-        if not self._queue:
+        if not self._queues:
             return TURN_S
         if self._flush_now or self._bytes >= self._flush_bytes:
             return 0.0
-        _, _, at = self._queue[0]
-        return at + self._flush_interval_s - now
+        return self._since + self._flush_interval_s - now
 
     def _take(self) -> Group:
         group: Group = {}
         # Twice the trigger bounds the memory of one transaction; the rest is due again at once.
-        size = 0
-        while self._queue and size < 2 * self._flush_bytes:
-            batch_queue, batch, _ = self._queue.popleft()
-            if not batch_queue.is_apart or not self._apart.take(batch_queue, batch):
-                group.setdefault(batch_queue, []).append(batch)
-            size += batch.size
-        self._bytes -= size
+        room = 2 * self._flush_bytes
+        for queue in self._queues:
+            batches = group[queue] = queue.oldest(room)
+            room -= sum(batch.size for batch in batches)
+            if room <= 0:
+                break
+        else:
+            self._since = monotonic()
         self._flush_now = False
         return group
 
+    def _probe(self) -> None:
+        """Find out whether a sink that was away is back, when there is nothing to write."""
+        now = monotonic()
+        if self._outage.down is not None and now >= self._probe_at:
+            self._probe_at = now + PROBE_S
+            with suppress(SinkUnavailable), self._asking(wrote=False) as sink:
+                sink.dead_letters(ids=[0], limit=1)  # which there is or not
+
     def _commit(self, group: Group) -> None:
-        written = self._write(group)
-        if written is None:
-            return
-        if written.postponed:
-            self._put_apart(
-                {queue: batches for queue, batches in group.items() if queue.key in written.postponed}
-            )
-            group = {queue: batches for queue, batches in group.items() if queue.key not in written.postponed}
-        finish(group, written)
-
-    def _write(self, group: Group) -> Written | None:
-        """Write until it is decided; None when there is nothing left to be decided here.
-
-        Feeds that are gone leave the group, and it falls apart when some feed of it can be written and it cannot.
-        """
+        """Write until it is decided. Feeds that are gone leave the group, and it falls apart when some feed of it
+        can be written and it cannot."""
         pause_s, failures = RETRY_FIRST_S, 0
         while not self._stopping:
-            _drop_broken(group)
+            self._refuse_broken()
+            for queue in [queue for queue in group if queue.broken is not None]:
+                del group[queue]
             if not group:
-                return None
+                return
             try:
-                return self._session.write(group, briefly=True)
+                self._finish_or_put_apart(group, self._land(group, briefly=True))
+                return
             except SinkUnavailable:
                 failures += 1
                 if failures >= APART_AFTER and self._is_not_the_sinks(group):
                     self._put_apart(group)
-                    return None
+                    return
                 self._pause(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
             except Exception as error:  # the feed that raises it by itself tells more
@@ -207,52 +293,54 @@ class Writer:
                     raise
                 logger.warning(LogEvent.UNEXPECTED, where="writer", sink=self._name, error=repr(error))
                 self._put_apart(group)
-                return None
-        return None
+                return
+
+    def _finish_or_put_apart(self, group: Group, written: Written) -> None:
+        if written.postponed:
+            self._put_apart([queue for queue in group if queue.key in written.postponed])
+            group = {queue: batches for queue, batches in group.items() if queue.key not in written.postponed}
+        self._finish(group, written)
 
     def _is_not_the_sinks(self, group: Group) -> bool:
         """Try one feed of a group by itself; whether it landed, or there is no other to tell by."""
         if len(group) == 1:
             return True
-        batch_queue = next(iter(group))
+        queue = next(iter(group))
         # Another one comes first the next time.
-        batches = group[batch_queue] = group.pop(batch_queue)
-        with contextlib.suppress(SinkUnavailable):
-            written = self._session.write({batch_queue: batches}, briefly=True)
-            if batch_queue.key not in written.postponed:
-                del group[batch_queue]
-                finish({batch_queue: batches}, written)
+        batches = group[queue] = group.pop(queue)
+        with suppress(SinkUnavailable):
+            written = self._land({queue: batches}, briefly=True)
+            if queue.key not in written.postponed:
+                del group[queue]
+                self._finish({queue: batches}, written)
                 return True
         return False
 
-    def _put_apart(self, group: Group) -> None:
-        logger.info(LogEvent.FEEDS_APART, sink=self._name, feeds=[queue.feed for queue in islice(group, 20)])
-        self._apart.add(group)
+    def _put_apart(self, queues: Iterable[BatchQueue]) -> None:
+        queues = list(queues)
+        logger.info(LogEvent.FEEDS_APART, sink=self._name, feeds=[queue.feed for queue in queues[:20]])
+        with self._lock:
+            for queue in queues:
+                del self._queues[queue]
+                self._bytes -= sum(batch.size for batch in queue.waiting)
+            self._apart.add(queues)
+
+    def _forget(self, queue: BatchQueue, batches: list[Batch]) -> None:
+        del queue.waiting[: len(batches)]
+        self._bytes -= sum(batch.size for batch in batches)
+        del self._queues[queue]
+        if queue.waiting:
+            self._queues[queue] = None  # behind the others
 
     def _pause(self, seconds: float) -> None:
         deadline = monotonic() + seconds
-        with self._wakeup:
-            while not self._stopping and (left_s := deadline - monotonic()) > 0:
-                if self._must_drop:
-                    self._must_drop = False
-                    self._queue = deque(entry for entry in self._queue if not self._is_gone(entry))
-                note_turn()
-                self._wakeup.wait(min(left_s, TURN_S))
-
-    def _is_gone(self, entry: Entry) -> bool:
-        batch_queue, batch, _ = entry
-        if batch_queue.broken is None:
-            return False
-        self._bytes -= batch.size
-        refuse(batch_queue, [batch], batch_queue.broken)
-        return True
-
-
-def _drop_broken(group: Group) -> None:
-    """Let go of feeds of which nothing may be written any more: stopped, lost, or misconfigured."""
-    for batch_queue in list(group):
-        if batch_queue.broken is not None:
-            refuse(batch_queue, group.pop(batch_queue), batch_queue.broken)
+        while not self._stopping and (left_s := deadline - monotonic()) > 0:
+            note_turn()
+            with self._lock:
+                self.changed.wait(min(left_s, TURN_S))
+                must_drop, self._must_drop = self._must_drop, False
+            if must_drop:
+                self._refuse_broken()
 
 
 # -- feeds in trouble ---------------------------------------------------------------------------------
@@ -268,177 +356,181 @@ class FeedApart:
     slice_bytes: int = 4 * SLICE_BYTES_MIN
     pause_s: float = 0.0
     tried_at: float = float("-inf")
-    batches: deque[Batch] = field(default_factory=deque)
-    bytes: int = 0
-
-    def next_slice(self) -> list[Batch]:
-        taken: list[Batch] = []
-        size = 0
-        for batch in self.batches:
-            if taken and size + batch.size > self.slice_bytes:
-                break
-            taken.append(batch)
-            size += batch.size
-        return taken
 
 
-class ApartWriter:
+class ApartWriter(QueueWriter):
     """Writes feeds in trouble one at a time, so that the others need not wait for them.
 
     A feed takes turns with others of its kind. As much of it is written in a turn as takes `SLICE_SLOW_S` at most,
-    one batch at least. One that cannot be written now is retried at growing intervals. What waits for a feed here
-    is always older than what `Writer` still has of it, and a feed goes back only when nothing does.
+    one batch at least. One that cannot be written now is retried at growing intervals. A feed goes back to the
+    others only when nothing of it waits. The methods without an underscore are called with the lock held.
     """
 
     def __init__(
-        self, name: str, session: WritingSession, *, flush_interval_s: float, slice_bytes_max: int
+        self,
+        name: str,
+        make_sink: Callable[[], Sink],
+        outage: Outage,
+        *,
+        lock: Lock,
+        flush_interval_s: float,
+        slice_bytes_max: int,
     ) -> None:
-        self._name, self.session = name, session
+        super().__init__("apart", name, make_sink, outage, lock=lock)
         self._flush_interval_s, self._slice_bytes_max = flush_interval_s, slice_bytes_max
-        self._wakeup = Condition()
-        self._feeds: dict[BatchQueue, FeedApart] = {}
-        self._stopping = False
-        self._thread: WatchedThread | None = None
+        self._queues: dict[BatchQueue, FeedApart] = {}
 
-    def add(self, group: Group) -> None:
+    def add(self, queues: Iterable[BatchQueue]) -> None:
         """Take these over, with all that comes of them later."""
         now = monotonic()
-        with self._wakeup:
-            for batch_queue, batches in group.items():
-                # One that has just come back and fails the others again is to stay for longer.
-                again = now - batch_queue.back_at < SUSPECT_S
-                batch_queue.apart_s = min(max(1.0, 2 * batch_queue.apart_s), SUSPECT_S) if again else 0.0
-                feed = self._feeds[batch_queue] = FeedApart(due_at=now, until=now + batch_queue.apart_s)
-                feed.batches += batches
-                feed.bytes = sum(batch.size for batch in batches)
-                batch_queue.is_apart = batch_queue.is_postponed = True
-            if self._thread is None and not self._stopping:
-                thread = WatchedThread(self._run, name=f"feedq-apart-{self._name}")
-                thread.start()  # or raises: then the next feed tries again
-                self._thread = thread
-            self._wakeup.notify()
-
-    def take(self, batch_queue: BatchQueue, batch: Batch) -> bool:
-        """Take over what comes later of a feed that is here; False when it is to go with the others again."""
-        now = monotonic()
-        with self._wakeup:
-            feed = self._feeds.get(batch_queue)
-            if feed is None or (not feed.batches and now >= feed.until):
-                self._rejoin(batch_queue, now)
-                return False
-            if not feed.batches:
-                feed.due_at = max(feed.due_at, now)
-            feed.batches.append(batch)
-            feed.bytes += batch.size
-            self._wakeup.notify()
-            return True
+        for queue in queues:
+            # One that has just come back and fails the others again is to stay for longer.
+            again = now - queue.back_at < SUSPECT_S
+            queue.apart_s = min(max(1.0, 2 * queue.apart_s), SUSPECT_S) if again else 0.0
+            self._queues[queue] = FeedApart(due_at=now, until=now + queue.apart_s)
+            queue.is_apart = queue.is_postponed = True
+        self.begin()  # or raises: then the next feed tries again
+        self.changed.notify()
 
     def flush_now(self) -> None:
-        with self._wakeup:
-            for batch_queue, feed in self._feeds.items():
-                if not batch_queue.is_postponed:
-                    feed.due_at = min(feed.due_at, monotonic())
-            self._wakeup.notify()
-
-    def drop_abandoned(self) -> None:
-        with self._wakeup:
-            self._wakeup.notify()
-
-    def stop(self) -> None:
-        with self._wakeup:
-            self._stopping = True
-            self._wakeup.notify()
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(timeout_s)
+        for queue, feed in self._queues.items():
+            if not queue.is_postponed:
+                feed.due_at = min(feed.due_at, monotonic())
+        self.changed.notify()
 
     # -- the thread ----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (turn := self._next_turn()) is not None:
-            batch_queue, feed, batches = turn
-            try:
-                self._write(batch_queue, feed, batches)
-            except Exception as error:
-                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
-                refuse_unexpected(self._name, {batch_queue: batches}, error)
-                self._done(feed, batches)
-            del turn, batch_queue, feed, batches
-        self.session.close()
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._queues)
 
-    def _next_turn(self) -> tuple[BatchQueue, FeedApart, list[Batch]] | None:
-        with self._wakeup:
-            while not self._stopping:
-                self._drop_broken()
-                now = monotonic()
-                waiting = [(f.due_at, f.tried_at, n) for n, f in enumerate(self._feeds.values()) if f.batches]
-                if waiting and (first := min(waiting))[0] <= now:
-                    batch_queue, feed = next(islice(self._feeds.items(), first[2], None))
-                    feed.tried_at = now
-                    return batch_queue, feed, feed.next_slice()
-                if not self._feeds:
-                    self.session.close()
-                note_turn()
-                self._wakeup.wait(min(first[0] - now, TURN_S) if waiting else TURN_S)
-        return None
+    def _gather(self) -> Group:
+        self._refuse_broken()
+        with self._lock:
+            for queue in list(self._queues):
+                self._let_go(queue)
+            wait_s = TURN_S
+            if self._queues:
+                queue, feed = first = min(self._queues.items(), key=_due)
+                wait_s = min(_due(first)[0] - monotonic(), TURN_S)
+                if queue.waiting and wait_s <= 0:
+                    feed.tried_at = monotonic()
+                    return {queue: queue.oldest(feed.slice_bytes)}
+            if not self._stopping:
+                self.changed.wait(wait_s)
+        return {}
 
-    def _drop_broken(self) -> None:
-        for batch_queue in list(self._feeds):
-            if batch_queue.broken is not None:
-                refuse(batch_queue, self._feeds.pop(batch_queue).batches, batch_queue.broken)
+    def _let_go(self, queue: BatchQueue) -> None:
+        """Have the feed written with the others again, if it is time, or if nothing of it will be written."""
+        if not queue.waiting and (queue.broken is not None or monotonic() >= self._queues[queue].until):
+            del self._queues[queue]
+            queue.is_apart, queue.back_at = False, monotonic()
 
-    def _rejoin(self, batch_queue: BatchQueue, now: float) -> None:
-        self._feeds.pop(batch_queue, None)
-        batch_queue.is_apart, batch_queue.back_at = False, now
-
-    def _write(self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
-        started = monotonic()
+    def _commit(self, group: Group) -> None:
+        (queue,) = group
+        feed, started = self._queues[queue], monotonic()
         try:
-            written = self.session.write({batch_queue: batches}, briefly=False)
+            written = self._land(group, briefly=False)
         except SinkUnavailable as error:
-            self._put_off(batch_queue, feed, str(error))
+            self._put_off(queue, feed, str(error))
             return
-        if why := written.postponed.get(batch_queue.key):
-            self._put_off(batch_queue, feed, why)
+        if why := written.postponed.get(queue.key):
+            self._put_off(queue, feed, why)
             return
         now = monotonic()
-        finish({batch_queue: batches}, written)
-        with self._wakeup:
-            self._done(feed, batches)
+        with self._lock:
             feed.pause_s = 0.0
             # Behind those that are due already: there are more feeds like this one.
-            feed.due_at = started + self._flush_interval_s if feed.bytes < feed.slice_bytes else now
+            more = sum(batch.size for batch in queue.waiting[len(group[queue]) :])
+            feed.due_at = started + self._flush_interval_s if more < feed.slice_bytes else now
             if now - started < SLICE_FAST_S:
                 feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
             elif now - started > SLICE_SLOW_S:
                 feed.slice_bytes = max(feed.slice_bytes // 2, SLICE_BYTES_MIN)
-            if written.dead.get(batch_queue.key):
+            if written.dead.get(queue.key):
                 feed.until = now + SUSPECT_S
-            batch_queue.is_postponed = False
-        self._say(batch_queue, None)
+            queue.is_postponed = False
+        self._finish(group, written)
+        self._say(queue, None)
 
-    def _put_off(self, batch_queue: BatchQueue, feed: FeedApart, why: str) -> None:
-        with self._wakeup:
+    def _put_off(self, queue: BatchQueue, feed: FeedApart, why: str) -> None:
+        with self._lock:
             feed.pause_s = min(max(2 * feed.pause_s, RETRY_FIRST_S), RETRY_MAX_S)
             feed.due_at = monotonic() + feed.pause_s
-            batch_queue.is_postponed = True
+            queue.is_postponed = True
             # Those that the same thing is in the way of: one of them is enough to find out whether it still is.
-            for other, theirs in self._feeds.items():
+            for other, theirs in self._queues.items():
                 if other.trouble == why:
                     theirs.due_at = max(theirs.due_at, feed.due_at)
-        self._say(batch_queue, why)
+        self._say(queue, why)
 
-    def _say(self, batch_queue: BatchQueue, trouble: str | None) -> None:
-        if batch_queue.trouble == trouble:
+    def _say(self, queue: BatchQueue, trouble: str | None) -> None:
+        if queue.trouble == trouble:
             return
         if trouble is not None:
-            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=batch_queue.feed, error=trouble)
-        batch_queue.trouble = trouble
-        batch_queue.tell()
+            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=queue.feed, error=trouble)
+        queue.trouble = trouble
+        queue.tell()
 
-    @staticmethod
-    def _done(feed: FeedApart, batches: list[Batch]) -> None:
-        for batch in batches:
-            feed.batches.popleft()
-            feed.bytes -= batch.size
+    def _forget(self, queue: BatchQueue, batches: list[Batch]) -> None:
+        del queue.waiting[: len(batches)]
+        self._let_go(queue)
+
+
+def _due(apart: tuple[BatchQueue, FeedApart]) -> tuple[float, float]:
+    """When there is something to do for a feed that is written separately; then, when it was last tried."""
+    queue, feed = apart
+    return feed.due_at if queue.waiting else feed.until, feed.tried_at
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def _answer_of(queue: BatchQueue, batches: list[Batch], written: Written) -> CommitAnswer:
+    key, (feed_id, epoch) = queue.key, queue.key
+    if key in written.landed:
+        queue.continues = written.commit_id
+    if queue.broken is not None:
+        return _refusal(queue, batches, queue.broken)
+    if key in written.unusable:
+        return _refusal(queue, batches, FeedMisconfigured(written.unusable[key]))
+    if key not in written.landed:
+        lost = (
+            f"feed {feed_id} ({queue.feed}): its checkpoint in the sink is not the one that was left there under "
+            f"epoch {epoch}; it is fenced anew"
+        )
+        return _refusal(queue, batches, CheckpointLost(lost))
+    if dead := written.dead.get(key, 0):
+        DEAD_LETTERS.inc(dead)
+        logger.warning(LogEvent.DEAD_LETTERS, feed=queue.feed, records=dead)
+    landed, reader = written.landed[key], queue.event_times
+    if queue.tap is not None:
+        queue.tap.take(batches, refused=dead)
+    return CommitAnswer(
+        queue,
+        sum(batch.size for batch in batches),
+        landed,
+        dead,
+        written.errors.get(key),
+        batches[-1].cursor,
+        on_committed=[batch.on_committed for batch in batches if batch.on_committed is not None],
+        event_time=reader.read(batches) if reader is not None and landed else None,
+    )
+
+
+def _refusal(queue: BatchQueue, batches: Iterable[Batch], failure: FeedqError) -> CommitAnswer:
+    queue.broken = failure
+    return CommitAnswer(queue, sum(batch.size for batch in batches), failure=failure)
+
+
+def _tell(answers: list[CommitAnswer]) -> None:
+    if answers:
+        first = answers[0].batch_queue
+        # It no longer burdens the worker, whether or not a runner is left to hear of it.
+        first.budget.give_back(sum(answer.size for answer in answers))
+        call_on(first.loop, _hear_all, answers)
+
+
+def _hear_all(answers: list[CommitAnswer]) -> None:
+    for answer in answers:
+        answer.batch_queue.hear(answer)

@@ -17,7 +17,7 @@ from feedq.core.worker import WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.worker.runner import Interrupt
 from feedq.worker.sink_pool import SinkEnds, SinkPool
-from feedq.worker.writing_session import Outage
+from feedq.worker.sink_thread import Outage
 from tests.fakes.control import current
 from tests.lease_listener import RecordingListener
 from tests.live.test_runner import Bench, numbered_source, options

@@ -11,11 +11,10 @@ import pytest
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Superseded
-from feedq.worker import fencer as fencer_module
-from feedq.worker import sink_pool
+from feedq.worker import sink_pool, sink_thread
 from feedq.worker.fencer import Fencer
 from feedq.worker.sink_pool import SinkPool
-from feedq.worker.writing_session import Outage
+from feedq.worker.sink_thread import Outage
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import LIMIT_S, TARGET, DataPath, until
 
@@ -49,6 +48,28 @@ async def test_a_control_database_that_is_away_costs_only_those_that_are_blocked
     assert asked == [{frozen}] * 3
 
 
+async def test_of_many_feeds_that_are_fenced_together_the_first_go_on_long_before_the_last() -> None:
+    feeds, steps_each = 200, 5
+    done: list[tuple[int, int]] = []
+    steps = 0
+
+    async def begin(feed_id: int) -> None:
+        nonlocal steps
+        await path.fencer.fence(request(feed_id, 1))
+        for _ in range(steps_each):
+            steps += 1
+            await asyncio.sleep(0)  # a turn of the loop
+        done.append((feed_id, steps))
+
+    with DataPath() as path:
+        with path.fencer._lock:  # so that all of them are asked before any is fenced
+            beginning = [asyncio.create_task(begin(feed_id)) for feed_id in range(feeds)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*beginning)
+    assert [feed_id for feed_id, _ in done] == list(range(feeds))
+    assert done[feeds // 2][1] < 0.7 * feeds * steps_each, "half of them took nearly all of the work"
+
+
 class StrictSink(MemorySink):
     """Refuses, as PostgreSQL does, to raise one row twice in a statement."""
 
@@ -67,7 +88,7 @@ async def test_two_epochs_of_one_feed_in_a_group_do_not_fail_the_group() -> None
         gone_workers=set,
         lock_timeout_s=0.01,
     )
-    with fencer._asked:  # so that all of them are asked before any is fenced
+    with fencer._lock:  # so that all of them are asked before any is fenced
         waiting = [
             asyncio.create_task(fencer.fence(one)) for one in (request(1, 5), request(1, 4), request(2, 1))
         ]
@@ -113,7 +134,7 @@ def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
 
 
 async def test_a_thread_that_ended_for_want_of_work_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencer_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(sink_thread, "IDLE_S", 0.0)
     closed: list[bool] = []
     with DataPath() as path:
         monkeypatch.setattr(MemorySink, "close", lambda _: closed.append(path.fencer._thread is not None))
@@ -145,7 +166,7 @@ async def test_feeds_that_are_expected_find_the_session_open(monkeypatch: pytest
 async def test_the_sink_outlives_the_thread_until_the_worker_has_another_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fencer_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(sink_thread, "IDLE_S", 0.0)
     with DataPath() as path:
         sinks: list[object] = []
         for feed_id in (1, 2, 3):

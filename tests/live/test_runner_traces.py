@@ -123,7 +123,7 @@ def run_probe(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def test_nothing_of_the_sdk_is_imported_unless_traces_are_asked_for() -> None:
     ran = run_probe(
-        "import sys; from feedq.telemetry import traces; from feedq.worker import runner, writing_session\n"
+        "import sys; from feedq.telemetry import traces; from feedq.worker import runner, writer\n"
         f"{A_FEED}\n"
         "traces.set_up()\n"
         "one = traces.FeedTrace(); one.begin(feed, (1, 1)); one.landed(); one.end(); traces.flush()\n"

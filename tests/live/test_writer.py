@@ -188,6 +188,7 @@ async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
         # A moment, to see that nothing is answered.
         await asyncio.sleep(0.05)
         path.writer.stop(timeout_s=5)
+        assert path.writer._thread is not None
         assert not path.writer._thread.is_alive()
 
 
@@ -214,7 +215,7 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
 async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.0)
+    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.2)
     path.tables.poison = b"bad"
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"bad", cursor=1))
@@ -222,9 +223,10 @@ async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     assert batch_queue.is_apart
     for n in range(20):
         await batch_queue.put(batch(b"%d" % n, cursor=n))
+    await until(lambda: not batch_queue.is_apart, "it goes back once nothing of it waits")
+    await batch_queue.put(batch(b"20", cursor=20))
     await batch_queue.join()
-    assert not batch_queue.is_apart
-    assert path.tables.rows["a"] == [b"%d" % n for n in range(20)]
+    assert path.tables.rows["a"] == [b"%d" % n for n in range(21)]
 
 
 async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
@@ -374,7 +376,7 @@ async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_oth
 async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.worker.writing_session.NO_ANSWER_S", 0.01)
+    monkeypatch.setattr("feedq.worker.sink_thread.NO_ANSWER_S", 0.01)
     outage = path.outage
     batch_queue = path.open_batch_queue((1, 1), "a")
     with path.tables.lock:

@@ -14,8 +14,8 @@ from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
 from feedq.worker.sink_pool import SinkEnds, SinkPool
+from feedq.worker.sink_thread import Outage
 from feedq.worker.writer import Writer
-from feedq.worker.writing_session import Outage
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 
 TARGET = Target("landed", "json")
