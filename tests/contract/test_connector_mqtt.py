@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import BOUNDLESS, Room
-from feedq.connectors.messages import READ_AHEAD_BYTES
+from feedq.connectors.messages import MESSAGES_AT_ONCE, READ_AHEAD_BYTES
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.driver import ConnectorDriver, pull
@@ -82,7 +82,9 @@ async def test_a_broker_that_only_speaks_the_older_version_is_told() -> None:
 async def test_a_subscription_that_is_not_granted_fails_the_feed(granted: list[int], says: str) -> None:
     async with ScriptedBroker().listening() as broker:
         broker.granted = granted
-        assert_told(await driver_of(broker.port, topics=["t/a", "t/b"]).read(), FeedMisconfigured, says)
+        driver = driver_of(broker.port, topics=["t/a", "t/b"])
+        assert_told(await driver.read(), FeedMisconfigured, says)
+        assert driver.connected == 0
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,10 @@ async def test_messages_without_acknowledgement_that_had_arrived_are_given_when_
             await broker.until_subscribed()
             # In one packet with the end, so that nobody can take them before it is known.
             at_most_once = [packet(PUBLISH, text("t/x") + b"\0" + b"%d" % n) for n in range(3)]
+            # The broker sends this one again.
+            at_least_once = packet(PUBLISH, text("t/x") + b"\0\x07\0again", flags=2)
             await broker.publish([])
-            broker.send(b"".join(at_most_once) + packet(14, b"\x8b\0"))
+            broker.send(at_least_once + b"".join(at_most_once) + packet(14, b"\x8b\0"))
             await taking
             with pytest.raises(SourceUnavailable):
                 await anext(stream)
@@ -216,6 +220,21 @@ async def test_the_broker_is_pinged_while_nobody_takes_the_messages() -> None:
             await until(lambda: broker.pings >= seen + 3)
             await pull(driver, stream, count=3)
     assert driver.records == [b"1", b"2", b"3"]
+
+
+async def test_what_was_read_and_is_not_taken_apart_yet_takes_room() -> None:
+    budget, count = InflightBudget(2**20), 2 * MESSAGES_AT_ONCE
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port, room=budget)
+        async with aclosing(driver.open()) as stream:
+            first = asyncio.ensure_future(anext(stream))
+            await broker.until_subscribed()
+            broker.send(b"".join(packet(PUBLISH, text("t/x") + b"\0" + b"%d" % n) for n in range(count)))
+            driver.take(await first)
+            assert len(driver.records) <= MESSAGES_AT_ONCE
+            assert budget.bytes > 0
+            await pull(driver, stream, count=count)
+        assert budget.bytes == 0
 
 
 async def test_what_waits_of_all_feeds_together_is_bounded_by_the_memory_of_the_worker() -> None:
