@@ -40,6 +40,25 @@ def test_every_command_explains_itself_with_an_example_and_takes_json(path: str)
     assert all(p.help for p in command.params if isinstance(p, click.Option))
 
 
+def run(*arguments: str, **environment: str) -> tuple[str, str, set[str]]:
+    """What a command prints and complains of, and all modules that are loaded when it ends."""
+    script = (
+        "import sys\nfrom feedq.cli import main\n"
+        "try:\n    main(sys.argv[1:], prog_name='feedq')\n"
+        "finally:\n    print('', *sys.modules)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    said, _, loaded = ran.stdout.rstrip().rpartition("\n")
+    return said, ran.stderr, set(loaded.split())
+
+
 COMPLETING = {"_FEEDQ_COMPLETE": "bash_complete"}
 LIGHT: dict[str, tuple[list[str], dict[str, str], str]] = {
     "version": (["--version"], {}, f"feedq, version {feedq.__version__}"),
@@ -54,42 +73,17 @@ LIGHT: dict[str, tuple[list[str], dict[str, str], str]] = {
 def test_what_scripts_and_people_ask_often_loads_nothing_heavy(asked: str) -> None:
     """Half a second of processor time, each time."""
     arguments, environment, expected = LIGHT[asked]
-    script = (
-        "import sys\nfrom feedq.cli import main\n"
-        "try:\n    main(sys.argv[1:], prog_name='feedq')\n"
-        "finally:\n    print(*{name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    *said, loaded = ran.stdout.splitlines()
-    assert expected in said, ran.stderr
+    said, complaints, loaded = run(*arguments, **environment)
+    assert expected in said.splitlines(), complaints
+    packages = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
     # What begins with an underscore is how Python finds packages here.
-    assert {name for name in loaded.split() if not name.startswith("_")} == {"click", "feedq"}
+    assert {name for name in packages if not name.startswith("_")} == {"click", "feedq"}
 
 
 def test_the_status_loads_no_more_than_it_needs() -> None:
     """Each of these takes some hundredths of a second, of the four tenths that it may take."""
-    script = (
-        "import sys\nfrom feedq.cli import main\n"
-        "try:\n    main(['status'], prog_name='feedq')\n"
-        "finally:\n    print(*sys.modules)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "FEEDQ_DATABASE_URL": "postgresql://127.0.0.1:1/nobody"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Error: control database" in ran.stderr
-    loaded = set(ran.stdout.split())
+    _, complaints, loaded = run("status", FEEDQ_DATABASE_URL="postgresql://127.0.0.1:1/nobody")
+    assert "Error: control database" in complaints
     assert "psycopg2" in loaded
     heavy = {
         "sqlalchemy",
