@@ -25,7 +25,7 @@ from feedq.cli.output import answer, say, warn, write_difference
 from feedq.errors import FeedqError, InvalidInput, error_of
 
 with lazily():
-    from feedq.verbs import declarations, fleet, manifests, wording
+    from feedq.verbs import declarations, json_schema, manifests, wording
     from feedq.verbs.catalogs import syncing
 
 
@@ -141,7 +141,7 @@ def schema(invocation: Invocation) -> None:
       feedq schema > feedq.schema.json
     """
     invocation.form = Form.JSON
-    answer(invocation, invocation.do(fleet.show_schema))
+    answer(invocation, invocation.do(json_schema.show_schema))
 
 
 def read_manifests(files: Sequence[str]) -> manifests.Manifest:

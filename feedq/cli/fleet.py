@@ -39,7 +39,7 @@ with lazily():
     from feedq.cli import tables
     from feedq.control.store import history
     from feedq.core import model, selection
-    from feedq.verbs import details, feeds, fleet, wording
+    from feedq.verbs import details, feeds, fleet, json_schema, wording
     from feedq.verbs.diagnosis import checks, fleet_checks
 
 LEVEL_WIDTH = 13
@@ -475,9 +475,9 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
       feedq connectors tcp
     """
     if name is None:
-        schemas = invocation.do(fleet.list_connectors)
+        schemas = invocation.do(json_schema.list_connectors)
     else:
-        schemas = {name: invocation.do(fleet.show_connector, name=name)}
+        schemas = {name: invocation.do(json_schema.show_connector, name=name)}
 
     shown = []
     for kind, schema in schemas.items():

@@ -1,5 +1,4 @@
-"""The fleet: at a glance, its problems and all checks, its workers, its history, what feeds can be made of, and
-the tokens of its API."""
+"""The fleet: at a glance, its problems and all checks, its workers, its history, and the tokens of its API."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
@@ -297,7 +296,7 @@ def find_worker(store: PostgresStore, name: str) -> WorkerView:
     return found[0]
 
 
-# -- history, and what feeds can be made of ------------------------------------------------------------
+# -- history -------------------------------------------------------------------------------------------
 
 
 @verb("GET /events")
@@ -338,31 +337,6 @@ def list_landed(at: At, *, names: Names) -> dict[str, list[LandedBucket]]:
     views = at.store.listing.selected(Selection(names=names, tenant=at.caller.tenant, removing=True))
     found = at.store.landed.of_feeds([view.feed.id for view in views])
     return {view.feed.name: found[view.feed.id] for view in views if view.feed.id in found}
-
-
-@verb("GET /connectors")
-def list_connectors(at: At) -> dict[str, dict[str, Any]]:
-    """Show the JSON Schemas of the options of all connectors, by kind."""
-    from feedq.verbs.json_schema import installed_connectors, options_schema
-
-    return {kind: options_schema(options) for kind, options in installed_connectors().items()}
-
-
-@verb("GET /connectors/{name}")
-def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
-    """Show the JSON Schema of a connector's options."""
-    from feedq.connectors.base import load_connector
-    from feedq.verbs.json_schema import options_schema
-
-    return options_schema(load_connector(name).Options)
-
-
-@verb("GET /schema")
-def show_schema(at: At) -> dict[str, Any]:
-    """Show the JSON Schema of manifests."""
-    from feedq.verbs.json_schema import manifest_schema
-
-    return manifest_schema()
 
 
 # -- tokens of the API ---------------------------------------------------------------------------------

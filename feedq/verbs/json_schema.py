@@ -19,6 +19,7 @@ from feedq.core.values import entries_below
 from feedq.errors import InvalidInput
 from feedq.sinks.base import SinkOptions
 from feedq.verbs.manifests import ENTRIES
+from feedq.verbs.registry import At, NameArgument, verb
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -102,6 +103,27 @@ def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
+@verb("GET /schema")
+def show_schema(at: At) -> dict[str, Any]:
+    """Show the JSON Schema of manifests."""
+    return manifest_schema()
+
+
+# -- connectors ----------------------------------------------------------------------------------------
+
+
+@verb("GET /connectors")
+def list_connectors(at: At) -> dict[str, dict[str, Any]]:
+    """Show the JSON Schemas of the options of all connectors, by kind."""
+    return {kind: _options_schema(options) for kind, options in installed_connectors().items()}
+
+
+@verb("GET /connectors/{name}")
+def show_connector(at: At, *, name: NameArgument) -> dict[str, Any]:
+    """Show the JSON Schema of a connector's options."""
+    return _options_schema(load_connector(name).Options)
+
+
 def installed_connectors() -> dict[str, type[BaseModel]]:
     """The options of the connectors that can be imported: one that cannot must not hide the others."""
     found: dict[str, type[BaseModel]] = {}
@@ -111,6 +133,5 @@ def installed_connectors() -> dict[str, type[BaseModel]]:
     return found
 
 
-def options_schema(options: type[BaseModel]) -> Schema:
-    """The JSON Schema of the options of a connector."""
+def _options_schema(options: type[BaseModel]) -> Schema:
     return options.model_json_schema(schema_generator=DescribedSchema)

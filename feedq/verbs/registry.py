@@ -74,7 +74,7 @@ PAGE_MAX: Final = 500
 TEXT_MAX: Final = 1_000
 MODULES: Final = (
     *("feeds", "declarations", "cursors", "backfills", "landing"),
-    *("schedules", "fleet", "catalogs.syncing"),
+    *("schedules", "fleet", "json_schema", "catalogs.syncing"),
 )
 """The modules of `feedq.verbs` that hold verbs."""
 
