@@ -6,6 +6,7 @@ import getpass
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -13,6 +14,7 @@ import psycopg2
 import pytest
 import redis
 
+from feedq.cli import fleet as commands
 from feedq.control.store import migrate
 from feedq.local.process import free_port
 from feedq.settings import Settings
@@ -115,6 +117,21 @@ def test_what_happened_to_everything_is_told_oldest_first(shell: Shell) -> None:
     assert "no feed named" in shell.run("events", "--feed", "nobody").stderr
     assert shell.run("events", "--feed", "acme/orders", "--tenant", "acme").exit_code == 2
     assert "'yesterday' is not a duration" in shell.run("events", "--since", "yesterday").stderr
+
+
+def test_following_prints_each_event_once_until_ctrl_c(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.json("db", "upgrade")
+    shell.json("apply", "-f", "-", given=MANIFEST)
+    meanwhile = iter(["pause", "resume"])
+
+    def sleep(_: float) -> None:
+        if (action := next(meanwhile, None)) is None:
+            raise KeyboardInterrupt
+        shell.json("feed", action, "acme/orders")
+
+    monkeypatch.setattr(commands, "time", SimpleNamespace(sleep=sleep))
+    lines = shell.ok("events", "--since", "1h", "--follow").splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["feed_added", "feed_paused", "feed_resumed"]
 
 
 # -- doctor ------------------------------------------------------------------------------------------
