@@ -17,13 +17,14 @@ generator must end it within a second.
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from threading import Event
+from threading import Event, Lock
 from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import msgspec
@@ -156,15 +157,47 @@ def needs_json(wanted: bool, info: ValidationInfo) -> bool:
     return wanted
 
 
-class SocketGuard(Protocol):
-    """Knows the sockets of a feed, so that they can be shut while its event loop or its thread is stuck."""
+class Sockets:
+    """The open sockets of one feed, by file descriptor, so that they can be shut while its event loop or its
+    thread is stuck. Thread-safe, and kept in very little memory.
 
-    def watch(self, fileno: int) -> None: ...
+    ``shutdown()`` takes effect at once and from any thread; the loop later notices that the connection is over
+    and closes the descriptor itself. A connector forgets its descriptor *before* it is closed, so that a number
+    that the kernel has given to somebody else is never shut.
+    """
 
-    def forget(self, fileno: int) -> None: ...
+    __slots__ = ("_open",)
+    _lock = Lock()
+    """One for all feeds: it is never held for long."""
 
-    def cut(self) -> object:
-        """Shut them all. Thread-safe."""
+    def __init__(self) -> None:
+        self._open: list[int] = []
+
+    def watch(self, fileno: int) -> None:
+        with self._lock:
+            self._open.append(fileno)
+
+    def forget(self, fileno: int) -> None:
+        with self._lock, suppress(ValueError):
+            self._open.remove(fileno)
+
+    def cut(self) -> int:
+        """Shut all of them, in both directions. Returns how many."""
+        # Under the lock: nobody can close one of these, and have its number reused, in the meantime.
+        with self._lock:
+            for fileno in self._open:
+                _shut(fileno)
+            return len(self._open)
+
+
+def _shut(fileno: int) -> None:
+    # Borrowed and not duplicated: that could fail for want of descriptors, and the socket would stay open.
+    with suppress(OSError):
+        borrowed = socket.socket(fileno=fileno)
+        try:
+            borrowed.shutdown(socket.SHUT_RDWR)
+        finally:
+            borrowed.detach()
 
 
 class Room(Protocol):
@@ -205,7 +238,7 @@ class Context:
 
     feed: str
     clock: Clock
-    guard: SocketGuard
+    guard: Sockets
     on_connected: Callable[[], None]
     """To be called once the source has accepted us and may send."""
     secrets: Mapping[str, str]

@@ -26,7 +26,7 @@ import msgspec
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors import leash
-from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
+from feedq.connectors.base import ConnectorOptions, Context, Sockets
 from feedq.connectors.reading import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
 from feedq.core.model import JSON, known_as
@@ -58,7 +58,7 @@ class Child:
     * What is kept of its standard error is bounded, and the rest of it is read and dropped.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], guard: SocketGuard) -> None:
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], guard: Sockets) -> None:
         """Raises OSError when no process can be made, and ValueError for a NUL in what it is given."""
         self._guard = guard
         self._said = bytearray()

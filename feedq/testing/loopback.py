@@ -19,14 +19,16 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import Any, Final
 
+from feedq.connectors.base import Sockets
+
 PATIENCE_S: Final = 20.0
 """How long a test waits for what must happen; only a failing one waits this long."""
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class RecordingGuard:
-    """A `SocketGuard` that holds its caller to the contract: a socket is forgotten while it is still open."""
+class RecordingGuard(Sockets):
+    """Sockets that hold their caller to the contract: a socket is forgotten while it is still open."""
 
     def __init__(self) -> None:
         self.watched: set[int] = set()
@@ -58,13 +60,14 @@ class RecordingGuard:
             self.faults.append(otherwise)
             raise AssertionError(otherwise)
 
-    def cut(self) -> None:
+    def cut(self) -> int:
         """What the lease keeper does, from its own thread, when the worker may no longer act as owner."""
         with self._lock:
             for fileno in self.watched:
                 # It may not be connected yet, or have ended.
                 with socket.socket(fileno=os.dup(fileno)) as sock, suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+            return len(self.watched)
 
 
 class Journal:

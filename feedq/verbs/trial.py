@@ -23,6 +23,7 @@ import uvloop
 from feedq.connectors.base import (
     ConnectorOptions,
     Context,
+    Sockets,
     load_connector,
     parse_options,
     tell_if_unanswered,
@@ -40,7 +41,6 @@ from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
 from feedq.verbs.manifests import option_problems
 from feedq.worker.first_records import hints
-from feedq.worker.sockets import Sockets
 
 END_S = 2.0
 """What a connector gets to close its connection; it should take a second at most."""

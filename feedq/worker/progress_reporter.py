@@ -1,22 +1,25 @@
-"""Tells the control database how feeds fare: what changed, every few heartbeats; and a change of status at once.
+"""What a worker tells the control database of its feeds and of itself.
+
+It tells what changed of a feed every few heartbeats, and a change of its status at once.
 
 A feed that came up or broke off is news that people wait for; records that landed can wait for the next round.
 News of many feeds are gathered for a moment, so that a thousand feeds that start together are one statement.
 
 `FeedProgress` is the state of one feed: what there is to say of it, and how often it has failed.
-`ProgressReporter` says it.
+`ProgressReporter` says it. `LoadMeter` measures what each heartbeat says of the worker: CPU, memory, how late its
+loop runs, and what it lands.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import islice
 from random import Random
-from time import monotonic
+from time import monotonic, process_time
 from uuid import UUID
 
 from feedq.core.backoff import (
@@ -30,19 +33,23 @@ from feedq.core.backoff import (
 from feedq.core.clock import Clock
 from feedq.core.lease import Owner, running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
-from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Progress, Reason, Rewind, Status
+from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, Reason, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
 from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 from feedq.secrets import Masker
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log, mask_url
+from feedq.worker.activity import resident_bytes
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.sink_pool import SinkPool
 
 PROGRESS_MAX = 2_000
 """Feeds without news in one report; the others come with the next ones. So what a worker's reports cost, here and
 in the database, has a bound: of 10,000 busy feeds each is heard of every fifth heartbeat."""
+
+PROBE_S = 0.5
+"""Interval of the timer whose lateness is the lag of the loop."""
 
 logger = log(__name__)
 
@@ -351,3 +358,62 @@ class ProgressReporter:
             self.discard(feed)
         if due:
             self._send(self._worker_id(), [feed.report() for feed in due])
+
+
+class LoadMeter:
+    """Measures one process and its event loop. `load` from any thread, the others on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._cpu = (monotonic(), process_time())
+        self._lag_s = 0.0
+        self._due_at = 0.0
+        self._landed = self._landed_before = (0, 0)
+        self._rows_per_s = self._bytes_per_s = 0.0
+
+    def start(self) -> None:
+        self._due_at = self._loop.time() + PROBE_S
+        self._loop.call_at(self._due_at, self._probe)
+
+    def _probe(self) -> None:
+        self._lag_s = max(0.0, self._loop.time() - self._due_at)
+        self.start()
+
+    def count(self, progress: Iterable[Progress]) -> None:
+        """Add what has landed since the last call."""
+        rows, size = self._landed
+        for one in progress:
+            rows += one.records
+            size += one.bytes
+        # One assignment: `load` reads both on another thread.
+        self._landed = (rows, size)
+
+    def load(self, *, feeds: int) -> Load:
+        at, used = monotonic(), process_time()
+        before_at, before_used = self._cpu
+        self._cpu = (at, used)
+        elapsed_s = at - before_at
+        cpu = (used - before_used) / elapsed_s if elapsed_s > 0 else 0.0
+        (rows, size), (rows_before, size_before) = self._landed, self._landed_before
+        self._landed_before = (rows, size)
+        self._rows_per_s = smoothed(
+            self._rows_per_s, count=rows - rows_before, elapsed_s=elapsed_s, is_first=False
+        )
+        self._bytes_per_s = smoothed(
+            self._bytes_per_s, count=size - size_before, elapsed_s=elapsed_s, is_first=False
+        )
+        return Load(
+            feeds=feeds,
+            cpu=round(cpu, 3),
+            rss=resident_bytes(),
+            loop_lag_s=round(self.lag_s, 4),
+            rows_per_s=round(self._rows_per_s, 3),
+            bytes_per_s=round(self._bytes_per_s, 1),
+        )
+
+    @property
+    def lag_s(self) -> float:
+        """The seconds by which the loop last ran a timer late. One that is stuck runs none: what it is late
+        already counts."""
+        overdue_s = max(0.0, self._loop.time() - self._due_at) if self._due_at else 0.0
+        return max(self._lag_s, overdue_s)

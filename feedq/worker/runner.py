@@ -26,7 +26,7 @@ from random import Random
 from traceback import format_exception
 from types import MappingProxyType
 
-from feedq.connectors.base import Connector, Context, load_connector, tell_if_unanswered
+from feedq.connectors.base import Connector, Context, Sockets, load_connector, tell_if_unanswered
 from feedq.connectors.blocking import open_stream
 from feedq.core.backoff import BackoffPolicy, RetryElsewhere
 from feedq.core.clock import Clock
@@ -66,7 +66,6 @@ from feedq.worker.first_records import FirstRecords
 from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.sink_pool import SinkPool
-from feedq.worker.sockets import Sockets
 from feedq.worker.taps import RecordTap
 
 UNEXPECTED_RETRY_S = 5.0

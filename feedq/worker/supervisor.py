@@ -54,10 +54,9 @@ from feedq.worker.apart import Apart
 from feedq.worker.duty import Duty
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
-from feedq.worker.load_meter import LoadMeter
 from feedq.worker.memory import MemoryWatch
 from feedq.worker.pacing import SHARE_TICKS, ConnectLimiter, Pacing
-from feedq.worker.progress_reporter import ProgressReporter
+from feedq.worker.progress_reporter import LoadMeter, ProgressReporter
 from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import TapWriter

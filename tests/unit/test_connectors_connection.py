@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.connectors.base import Sockets
 from feedq.connectors.tcp import TcpOptions
 from feedq.connectors.websocket_connection import Due, Pulse
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
@@ -64,7 +65,7 @@ class Wire(asyncio.Transport):
         self.is_aborted = True
 
 
-class Guard:
+class Guard(Sockets):
     """Counts the sockets it was told of."""
 
     def __init__(self) -> None:
@@ -75,9 +76,6 @@ class Guard:
 
     def forget(self, fileno: int) -> None:
         self.watched.remove(fileno)
-
-    def cut(self) -> None:
-        """Nobody does, here."""
 
 
 class Room:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedq.core.limits import BURST_S, MOVES_AT_LEAST, TokenBucket, moves_together
 from feedq.core.model import Progress
-from feedq.worker.load_meter import LoadMeter
+from feedq.worker.progress_reporter import LoadMeter
 
 RATES = st.floats(min_value=1e-3, max_value=1e12)
 

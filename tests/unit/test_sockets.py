@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from feedq.worker.sockets import Sockets
+from feedq.connectors.base import Sockets
 
 
 @pytest.fixture

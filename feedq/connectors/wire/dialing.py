@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from feedq.connectors.base import Context, SocketGuard
+from feedq.connectors.base import Context, Sockets
 from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 
@@ -34,7 +34,7 @@ KEEPALIVE_PROBES = 3
 class Dialed:
     """A socket, and a second descriptor of it, which the guard knows and which only we close."""
 
-    def __init__(self, sock: socket.socket, guard: SocketGuard) -> None:
+    def __init__(self, sock: socket.socket, guard: Sockets) -> None:
         self.sock = sock
         """Non-blocking; for the event loop or a library to use and to close."""
         self._guarded: socket.socket | None = sock.dup()
@@ -143,7 +143,7 @@ def permitted(
     return [(family, address) for family, address in addresses if refusals[address[0]] is None]
 
 
-async def _connect(family: int, address: Any, *, guard: SocketGuard) -> Dialed:
+async def _connect(family: int, address: Any, *, guard: Sockets) -> Dialed:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -14,13 +14,12 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
-from feedq.connectors.base import Context
+from feedq.connectors.base import Context, Sockets
 from feedq.connectors.http_client import NO_CONTENT, HttpClient, HttpRequestOptions
 from feedq.core.clock import SystemClock
 from feedq.errors import CatalogUnavailable, FeedMisconfigured, SourceUnavailable
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, from_text
-from feedq.worker.sockets import Sockets
 
 PAGES_MAX: Final = 1_000
 
