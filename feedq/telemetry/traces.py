@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 from itertools import islice
 from threading import Thread
@@ -63,13 +63,18 @@ def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
 
 def set_up() -> None:
     """Export the traces of this process, if the environment asks for it and no provider is set yet."""
-    if not is_configured() or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if not is_configured() or has_provider():
         return
     try:
         trace.set_tracer_provider(_provider())
     except Exception as error:  # noqa: BLE001 -- no reason not to stream: ImportError, or whatever an exporter raises
         hint = "; pip install 'feedq[otel]'" if isinstance(error, ImportError) else ""
         structlog.stdlib.get_logger(__name__).warning(LogEvent.TRACING_OFF, error=f"{error}{hint}")
+
+
+def has_provider() -> bool:
+    """Whether anybody hears of spans."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def flush() -> None:
@@ -94,6 +99,8 @@ class FeedTrace:
 
     def begin(self, feed: Feed, key: FeedKey) -> None:
         """Start the trace, in the task that runs the feed."""
+        if not has_provider():
+            return  # thousands of feeds begin together, and each span costs, even if nobody hears of it
         spec = feed.spec
         self._name = spec.name
         attributes: dict[str, str | int] = {
@@ -111,6 +118,8 @@ class FeedTrace:
 
     def fencing(self) -> AbstractContextManager[object]:
         """A span of the block."""
+        if not self._whole.is_recording():
+            return nullcontext()
         return trace.use_span(self._begin("feedq.fence"), end_on_exit=True)
 
     def connecting(self) -> None:
