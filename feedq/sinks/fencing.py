@@ -39,9 +39,9 @@ class Fencing:
     """One call to `Sink.fence` on one session: raises the epoch of many checkpoints, and reads the cursors that
     the predecessors left. Methods raise the session's errors.
 
-    Many feeds are fenced together, which waits for a predecessor's commit that is in flight. When that runs into a
-    lock for too long, the feeds that are not locked are fenced all the same, and of the others it is told whose
-    session is in the way. Locks are waited for once in a call, however many there are: hundreds of feeds that a
+    Many feeds are fenced together. When that runs into a lock, the feeds that are not locked are fenced all the
+    same, and the others are tried again and again, for a predecessor's commit may be in flight. Of those that stay
+    locked it is told whose session is in the way. All locks are waited for together: hundreds of feeds that a
     frozen worker left must not add up.
     """
 
@@ -56,7 +56,7 @@ class Fencing:
         locked: list[FenceRequest] = []
         for asked in parts(sorted(requests, key=lambda request: request.feed_id), FENCED_AT_ONCE):
             part = self._without_strangers(asked)
-            if locked or not self._fence_together(part, lock_timeout_s):
+            if not self._fence_together(part):
                 locked += self._fence_around_locks(part)
         while locked and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(LOCK_POLL_S, left_s))
@@ -90,14 +90,14 @@ class Fencing:
         ]
         return [request for request in requests if request.feed_id not in wrong] if wrong else requests
 
-    def _fence_together(self, requests: Sequence[FenceRequest], lock_timeout_s: float) -> bool:
-        """Fence them all; False when one of them stayed locked, and then none is fenced."""
+    def _fence_together(self, requests: Sequence[FenceRequest]) -> bool:
+        """Fence them all; False when one of them is locked, and then none is fenced."""
         if not requests:
             return True
         session = self._session
         try:
-            session.set_lock_timeout(lock_timeout_s)
-            fenced = session.fence(requests, self._commit_id, lock_timeout_s=lock_timeout_s)
+            session.set_lock_timeout(session.brief_lock_timeout_s)
+            fenced = session.fence(requests, self._commit_id)
         except session.errors as error:
             if session.scope(error) is not ErrorScope.LOCKED:
                 raise
@@ -130,8 +130,7 @@ class Fencing:
 
         def attempt(part: Sequence[FenceRequest]) -> FailedAttempt | None:
             # Since they were looked at some were locked, or are being inserted at this moment.
-            done = self._fence_together(part, self._session.brief_lock_timeout_s)
-            return None if done else FailedAttempt("locked")
+            return None if self._fence_together(part) else FailedAttempt("locked")
 
         locked, left = bisect(free, attempt, failures_max=LOCKS_TRIED_MAX)
         held |= {request.feed_id for request in (*(request for request, _ in locked), *left)}

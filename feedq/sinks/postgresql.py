@@ -374,9 +374,7 @@ class PostgresSession(SinkSession):
         )
         assert advanced == len(writes), "a locked checkpoint did not advance"
 
-    def fence(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> list[Fenced]:
+    def fence(self, requests: Sequence[FenceRequest], commit_id: UUID) -> list[Fenced]:
         raised = self.query(
             statements.FENCE,
             {

@@ -192,7 +192,7 @@ class SinkSession(ABC):
     cursor_text: Callable[[JSON], str | None] = staticmethod(ascii_text)
     """A cursor as the database takes it. Raises `ValueError` for one that cannot be kept."""
     brief_lock_timeout_s: ClassVar[float] = 0.0
-    """For checkpoints that looked free a moment ago."""
+    """For checkpoints that are fenced: all feeds of a statement wait with the one whose checkpoint is locked."""
 
     def __init__(self, engine: Engine, *, environment: str, worker_id: UUID, role: str) -> None:
         self.environment = environment
@@ -392,9 +392,7 @@ class SinkSession(ABC):
         """Move checkpoints that this transaction has locked."""
 
     @abstractmethod
-    def fence(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> list[Fenced]:
+    def fence(self, requests: Sequence[FenceRequest], commit_id: UUID) -> list[Fenced]:
         """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and return these as
         they were left: no predecessor can commit any more. In one statement: that is a transaction of the server's
         own, which a client that freezes cannot hold open."""

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from feedq.connectors.wire.dialing import keep_alive
-from feedq.sinks.base import FeedWrite, Fenced, FenceRequest
+from feedq.sinks.base import FeedWrite
 from feedq.sinks.session import ROLES, ErrorScope, application_name, number_after
 from feedq.sinks.sql import column_values
 from feedq.sinks.sql.column_values import Conversion, conversion
@@ -176,18 +176,6 @@ class MySqlSession(SqlSession):
         for name in MYSQL:
             found = found.with_hint(checkpoint, "FORCE INDEX (PRIMARY)", name)
         return found
-
-    def fence(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> list[Fenced]:
-        bounded = lock_timeout_s > 0 and self._is_mariadb
-        if bounded:
-            self.run(f"SET SESSION max_statement_time = {lock_timeout_s:f}")
-        try:
-            return super().fence(requests, commit_id, lock_timeout_s=lock_timeout_s)
-        finally:
-            if bounded and not self.is_broken:
-                self.run(f"SET SESSION max_statement_time = {STATEMENT_TIMEOUT_S}")
 
     # -- sessions of others --------------------------------------------------------------------------
 

@@ -147,9 +147,7 @@ class SqlSession(SinkSession):
         # its own, which UPDATE cannot do. What is not changed is only there since it may not be NULL.
         self.execute(self.upsert(checkpoint, CHECKPOINT_KEY, _advanced), rows)
 
-    def fence(
-        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
-    ) -> list[Fenced]:
+    def fence(self, requests: Sequence[FenceRequest], commit_id: UUID) -> list[Fenced]:
         rows = [
             {
                 "environment": self.environment,
