@@ -146,6 +146,21 @@ async def test_messages_without_acknowledgement_that_had_arrived_are_given_when_
         assert driver.records == [b"0", b"1", b"2"]
 
 
+async def test_a_feed_that_stops_waits_a_moment_for_what_it_has_given_to_be_committed() -> None:
+    async with ScriptedBroker().listening() as broker:
+        driver = driver_of(broker.port)
+        async with aclosing(driver.open()) as stream:
+            taking = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            await broker.until_subscribed()
+            await broker.publish([b"1"])
+            await taking
+            stopping = asyncio.ensure_future(stream.aclose())
+            await asyncio.sleep(0)
+            driver.commit(driver.batches[0])
+            await stopping
+        await until(lambda: len(broker.acknowledged) == 1)
+
+
 async def test_an_expiry_and_a_limit_are_told_to_the_broker() -> None:
     async with ScriptedBroker().listening() as broker:
         driver = driver_of(broker.port, session_expiry_s=17, max_unacknowledged=23, client_id="mine")
