@@ -31,6 +31,11 @@ def break_thread(directory: Path, pid: int, thread: str, fault: Fault) -> None:
     (directory / "half").rename(directory / f"{pid}-{thread}")
 
 
+def hung(directory: Path, pid: int, thread: str) -> Path:
+    """Return the file that is there once a thread hangs in the driver; some ask only every few seconds."""
+    return directory / f"{pid}-{thread}.hung"
+
+
 def fault_of(thread: str) -> str:
     path = Path(os.environ[VARIABLE], f"{os.getpid()}-{thread}")
     return path.read_text() if path.exists() else ""
@@ -57,7 +62,9 @@ class HangingCursor(cursor):
     """A cursor whose statements never return if the thread that executes one is told to hang there."""
 
     def execute(self, *arguments: Any, **named: Any) -> None:
-        if fault_of(threading.current_thread().name) == "hangs in the driver":
+        thread = threading.current_thread().name
+        if fault_of(thread) == "hangs in the driver":
+            hung(Path(os.environ[VARIABLE]), os.getpid(), thread).touch()
             threading.Event().wait()
         super().execute(*arguments, **named)
 

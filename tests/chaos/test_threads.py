@@ -15,7 +15,7 @@ from feedq.local.process import free_port
 from feedq.local.valkey import Valkey
 from feedq.worker.watch import STUCK_S
 from tests import broken_threads
-from tests.broken_threads import Fault, break_thread
+from tests.broken_threads import Fault, break_thread, hung
 from tests.cluster import wait_until
 from tests.isolation import NEIGHBOURS, Neighbourhood, neighbourhood
 from tests.proxy import PostgresProxy
@@ -83,6 +83,9 @@ class Place:
             # It is there only while there is something to fence.
             other = self.running_on(VICTIM, but=True)[0]
             self.neighbourhood.cluster.feedq("feed", "move", other, "--to", VICTIM)
+        if fault == "hangs in the driver":
+            there = hung(self._directory, victim.pid, thread)
+            wait_until(there.exists, limit_s=30, what="it hangs", interval_s=0.02)
         return time.monotonic()
 
     def check(self, thread: str, fault: Fault) -> None:
