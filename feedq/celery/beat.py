@@ -294,9 +294,7 @@ class ElectedScheduler(Scheduler):
         kwargs.pop("schedule_filename", None)
         super().__init__(*args, **kwargs)
         self.max_interval = min(self.max_interval, LEADER_TICK_S)
-        self._outbox: Outbox[Send] = Outbox(
-            "feedq-beat-outbox", send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED
-        )
+        self._outbox: Outbox[Send] = Outbox(send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED)
         self._candidate: ElectionCandidate | None = None
         self._beside: Sequence[LeaderThread] = ()
         self._term = 0

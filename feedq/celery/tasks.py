@@ -169,7 +169,6 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
 def _outbox_of(_pid: int) -> Outbox[Assignment]:
     # Of each process its own, as its store: a forked child has no thread of its parent's.
     return Outbox(
-        "feedq-dispatch",
         lambda assignments: send_all(assignments),
         stale_s=DISPATCH_TIMEOUT_S,
         event=LogEvent.DISPATCH_FAILED,

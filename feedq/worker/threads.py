@@ -19,15 +19,15 @@ import ctypes
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from threading import Condition, Thread
+from threading import Lock
 from time import monotonic
 from typing import Generic, TypeVar
 
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import MESSAGES_LEFT_OUT
+from feedq.worker.thread_pool import Lane, ThreadPool
 
 WAITING_MAX = 100_000
 """Messages that wait: ten cold starts of ten thousand feeds. Beyond it they would only fill the memory."""
@@ -46,7 +46,6 @@ class Outbox(Generic[T]):
 
     def __init__(
         self,
-        name: str,
         send: Callable[[Sequence[T]], object],
         *,
         stale_s: float,
@@ -57,67 +56,53 @@ class Outbox(Generic[T]):
         log says of it."""
         self._send, self._stale_s, self._event = send, stale_s, event
         self._waiting_max = waiting_max
-        self._waiting: deque[tuple[float, T]] = deque()
-        self._changed = Condition()
-        self._is_sending = False
-        self._is_closed = False
+        self._lane = Lane(ThreadPool())
+        self._lock = Lock()
+        self._waiting: list[tuple[float, T]] = []
+        self._is_due = False
+        """Whether the lane is to send what waits."""
         self._quiet_until = float("-inf")
         self._left_out = 0
         """Messages, since the log said so last."""
-        self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def put(self, items: Iterable[T]) -> None:
         """Add messages, without ever waiting for the broker; what there is no room for is left out."""
         now, left_out = monotonic(), 0
-        with self._changed:
-            if self._is_closed:
-                return
-            if not self._thread.ident:
-                self._thread.start()
+        with self._lock:
             for item in items:
                 if len(self._waiting) < self._waiting_max:
                     self._waiting.append((now, item))
                 else:
                     left_out += 1
-            self._changed.notify_all()
+            if not self._is_due:
+                # Closed; or no thread can be started, and the next message tries that again.
+                with contextlib.suppress(RuntimeError):
+                    self._lane.submit(self._send_waiting)
+                    self._is_due = True
         if left_out:
             self._leave_out(left_out, "too many wait")
 
     def close(self, *, timeout_s: float) -> None:
         """Take no more, and wait a moment for what was put; what is left then ends with the process."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting and not self._is_sending, timeout_s)
+        self._lane.close(timeout_s=timeout_s, drop_waiting=False)
 
-    def _run(self) -> None:
-        while (items := self._take()) is not None:
-            try:
-                if items:
-                    self._send(items)
-            except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does
-                self._leave_out(len(items), repr(error))
-
-    def _take(self) -> list[T] | None:
-        """Take all that waits and is not stale; None when there will be no more."""
-        with self._changed:
-            self._is_sending = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            if not self._waiting:
-                return None
-            oldest = monotonic() - self._stale_s
-            items = [item for put_at, item in self._waiting if put_at >= oldest]
-            stale = len(self._waiting) - len(items)
-            self._waiting.clear()
-            self._is_sending = True
-        if stale:
+    def _send_waiting(self) -> None:
+        with self._lock:
+            self._is_due = False
+            waiting, self._waiting = self._waiting, []
+        oldest = monotonic() - self._stale_s
+        items = [item for put_at, item in waiting if put_at >= oldest]
+        if stale := len(waiting) - len(items):
             self._leave_out(stale, f"they waited for more than {self._stale_s:g} s")
-        return items
+        try:
+            if items:
+                self._send(items)
+        except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does
+            self._leave_out(len(items), repr(error))
 
     def _leave_out(self, count: int, why: str) -> None:
         MESSAGES_LEFT_OUT.inc(count)
-        with self._changed:
+        with self._lock:
             self._left_out += count
             if monotonic() < self._quiet_until:
                 return

@@ -153,7 +153,7 @@ def the_broker_refuses(stage: Staged) -> None:
     def send(_: object) -> None:
         raise ConnectionError("refused")
 
-    outbox: Outbox[int] = Outbox("test", send, stale_s=60.0, event=LogEvent.DISPATCH_FAILED)
+    outbox: Outbox[int] = Outbox(send, stale_s=60.0, event=LogEvent.DISPATCH_FAILED)
     outbox.put([1])
     outbox.close(timeout_s=LIMIT_S)
 

@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 def outbox_of(
     send: Callable[[Sequence[int]], object], *, stale_s: float = LIMIT_S, limit: int = 100
 ) -> Outbox[int]:
-    return Outbox("test", send, stale_s=stale_s, event=LogEvent.DISPATCH_FAILED, waiting_max=limit)
+    return Outbox(send, stale_s=stale_s, event=LogEvent.DISPATCH_FAILED, waiting_max=limit)
 
 
 class Broker:
