@@ -44,17 +44,20 @@ def _forget_other_commands() -> None:
     It loads Flower's in every process (``with_plugins`` in `celery.bin.celery`), and a library for terminals
     (`click_repl`) for ``celery amqp``. Called before anything else is imported, which then takes the place.
     """
-    celery = sys.modules["celery.bin.celery"]
+    root = click.get_current_context().find_root().command
+    module = sys.modules.get("celery.bin.celery")
+    if not isinstance(root, click.Group) or module is None or root is not module.celery:
+        return  # somebody else's command, with a subcommand of that name
     for command in OTHER_COMMANDS:
-        celery.celery.commands.pop(command, None)
-    vars(celery).pop("amqp", None)
+        root.commands.pop(command, None)
+    vars(module).pop("amqp", None)
     loaded = list(sys.modules)
     # What came before Celery's command was imported by somebody else.
     for name in loaded[loaded.index("celery.bin") :]:
         if name == "celery.bin.amqp" or name.partition(".")[0] in LIBRARIES_OF_OTHERS:
-            package, _, module = name.rpartition(".")
+            package, _, last = name.rpartition(".")
             if package in sys.modules:
-                vars(sys.modules[package]).pop(module, None)
+                vars(sys.modules[package]).pop(last, None)
             del sys.modules[name]
     # What `typing` remembers of these modules would keep them.
     typing.clear_overloads()

@@ -12,9 +12,13 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, cast
 
+import click
 import pytest
+from celery.bin.celery import celery as celery_command
+from click.testing import CliRunner
 from pydantic import SecretStr
 
+import feedq.celery
 from feedq.celery import LIBRARIES_OF_OTHERS
 from feedq.celery.application import STREAM_POOL, asks_for_prefork, make_app
 from feedq.celery.pool import StreamPool
@@ -290,3 +294,15 @@ def test_a_process_forgets_what_celery_loads_for_other_commands(command: str) ->
     left = {name.partition(".")[0] for name in ran.stderr.splitlines()[-1].split()}
     assert "celery" in left
     assert not left & LIBRARIES_OF_OTHERS
+
+
+def test_a_command_of_somebody_else_is_left_as_it_is() -> None:
+    tool = click.Group("tool")
+
+    @tool.command()
+    def worker() -> None:
+        assert feedq.celery.app
+
+    before = dict(celery_command.commands)
+    ran = CliRunner().invoke(tool, ["worker"])
+    assert (ran.exception, celery_command.commands) == (None, before)
