@@ -8,7 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -363,6 +365,17 @@ def test_a_checkpoint_locked_by_an_operator_postpones_its_feed_only(
         assert written.postponed == {(1, 1): "its checkpoint is locked"}
         operator.execute("ROLLBACK")
     assert sink.write(group[:1]).landed == {(1, 1): 1}
+
+
+def test_a_fence_is_tried_again_until_its_predecessor_has_committed(
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = uuid4()
+    fence(harness.sink(worker_id=worker), 1, 1)
+    frozen = harness.frozen([write(1, 1, batch(b"1", cursor="left"))], worker_id=worker)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: frozen.thaw())
+    monkeypatch.setattr("feedq.sinks.fencing.time", clock)
+    assert fence(harness.sink(), 1, 2) == Fenced(1, 2, "left", 1)
 
 
 def test_a_fence_under_way_elsewhere_blocks_its_feed_only(harness: PostgresSinkHarness) -> None:
