@@ -95,7 +95,7 @@ class Settings(BaseModel):
     1, alone."""
     tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = {}
     """Most feeds of one tenant on one worker: `{"acme": 20}`; `*` stands for all other tenants."""
-    moves_per_pass: Annotated[int, Field(ge=0, le=100_000)] = 100
+    moves_per_pass: Annotated[int, Field(ge=0, le=100_000)] = 50
     """Most feeds moving between workers at a time; 0 turns rebalancing off."""
     handoff_timeout_s: Seconds = 30.0
     """An owner that does not let go of a feed within this time loses it."""

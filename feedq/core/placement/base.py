@@ -44,7 +44,7 @@ class Rules:
     band: float = 0.1
     """The part of the mean utilisation by which workers may differ before feeds of different
     weights are moved."""
-    moves: int = 100
+    moves: int = 50
     """Feeds that may be under way from one worker to another at a time."""
     avoid_s: float = 600.0
     """When no feed has failed on a worker for so long, one of those that did is moved there, to see."""
