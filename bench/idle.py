@@ -94,10 +94,7 @@ def idle_fleet(
         Cluster(directory, database_url=postgres.create_database("idle"), broker_url=valkey.url()) as cluster,
     ):
         beats = [cluster.add_beat(name, env={"FEEDQ_LOG_FORMAT": "json"}) for name in ("b1", "b2")]
-        for name in WORKERS:
-            cluster.add_worker(name, ready=False, gossip=True)
-        for name in WORKERS:
-            cluster.wait_worker(name)
+        cluster.add_workers(WORKERS, gossip=True)
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--port=0", "--address=127.0.0.1"]
         node = Node("flower", argv, env=cluster.env, cwd=ROOT, log=directory / "flower.log")
         try:

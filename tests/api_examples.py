@@ -21,6 +21,11 @@ FILLING: Final = "acme/filling"
 """Feeds that there can be a backfill of, and is one."""
 THEIRS: Final = "beta/b"
 FEED: Final = {"connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
+OF_FLEET: Final = (
+    *("/workers", "/schedules", "/runs", "/queues", "/status", "/problems", "/doctor"),
+    *("/tokens", "/catalogs", "/alerts", "/declarations/schedules", "/declarations/queues"),
+)
+"""Addresses of what belongs to no tenant: no token over one reaches them."""
 MINE_ONLY: Final = {"names": [MINE]}
 
 ARGUMENTS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,13 @@ class Cluster:
         if ready:
             self.wait_worker(name)
         return node
+
+    def add_workers(self, names: Collection[str], *options: str, **given: Any) -> None:
+        """Start several at once, and wait until each is active."""
+        for name in names:
+            self.add_worker(name, *options, ready=False, **given)
+        for name in names:
+            self.wait_worker(name)
 
     def add_beat(self, name: str, *, env: Mapping[str, str] | None = None) -> Node:
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "beat"]

@@ -95,10 +95,7 @@ def few_feeds(cluster: Cluster, *, postgres: Postgres) -> Iterator[Stage]:
     names = feed_names(FEW_FEEDS)
     with Source(rate=10.0) as source, cluster:
         cluster.add_beat("b1")
-        for name in WORKERS:
-            cluster.add_worker(name, ready=False)
-        for name in WORKERS:
-            cluster.wait_worker(name)
+        cluster.add_workers(WORKERS)
         cluster.apply([feed(name, source.url) for name in names])
         stage = Stage(cluster, source, names, postgres=postgres)
         stage.heal()

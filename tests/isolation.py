@@ -44,10 +44,7 @@ class Neighbourhood:
 
     def begin(self) -> None:
         self.cluster.add_beat("b1")
-        for name in WORKERS:
-            self.cluster.add_worker(name, ready=False)
-        for name in WORKERS:
-            self.cluster.wait_worker(name)
+        self.cluster.add_workers(WORKERS)
         self.cluster.apply([declared(name) for name in NEIGHBOURS])
         self.wait_landing(NEIGHBOURS)
 

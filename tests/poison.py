@@ -12,6 +12,7 @@ import ctypes
 import os
 import time
 from collections.abc import AsyncGenerator, Iterator
+from itertools import count
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -46,7 +47,7 @@ class Numbers:
         assert cursor is None or isinstance(cursor, int)
         self._context.on_connected()
         kept: list[bytearray] = []
-        for sent, n in enumerate(count_from(cursor)):
+        for sent, n in enumerate(count((cursor or 0) + 1)):
             if sent >= self._options.harmless and is_poisonous(self._options):
                 do(self._options.then, kept)
                 await asyncio.sleep(0.02)
@@ -67,18 +68,11 @@ class BlockingNumbers:
         assert cursor is None or isinstance(cursor, int)
         self._context.on_connected()
         kept: list[bytearray] = []
-        for sent, n in enumerate(count_from(cursor)):
+        for sent, n in enumerate(count((cursor or 0) + 1)):
             if sent >= self._options.harmless and is_poisonous(self._options):
                 do(self._options.then, kept)
             yield record(n, self._context)
             self._context.stopping.wait(1 / self._options.per_s)
-
-
-def count_from(cursor: int | None) -> Iterator[int]:
-    n = cursor or 0
-    while True:
-        n += 1
-        yield n
 
 
 def is_poisonous(options: NumbersOptions) -> bool:

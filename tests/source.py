@@ -51,8 +51,6 @@ class Connection:
     """One connection as the source saw it; times are monotonic seconds."""
 
     id: int
-    peer_port: int
-    connected_at: float
     feed: str = ""
     cursor: int | None = None
     hello_at: float | None = None
@@ -204,8 +202,7 @@ class Reader(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are Transports in all but their base class.
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.log = Connection(len(self.server.log), peer[1] if peer else 0, time.monotonic())
+        self.log = Connection(len(self.server.log))
         self.server.log.append(self.log)
         self.server.live[self.log.id] = self
 

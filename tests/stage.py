@@ -132,10 +132,7 @@ def staged(directory: Path, *, postgres: Postgres, valkey: Valkey, database: str
         names = feed_names(FEEDS)
         for name in BEATS:
             cluster.add_beat(name)
-        for name in WORKERS:
-            cluster.add_worker(name, capacity=CAPACITY, ready=False)
-        for name in WORKERS:
-            cluster.wait_worker(name)
+        cluster.add_workers(WORKERS, capacity=CAPACITY)
         cluster.apply([feed(name, source.url) for name in names])
         stage = Stage(cluster, source, names, postgres=postgres)
         stage.heal()

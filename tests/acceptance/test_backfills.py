@@ -72,8 +72,7 @@ def desk(place: Place) -> Iterator[Desk]:
     ):
         cluster.make("CREATE TABLE keyed (feed text, seq bigint, UNIQUE (feed, seq))")
         cluster.add_beat("b1")
-        for worker in ("w1", "w2"):
-            cluster.add_worker(worker)
+        cluster.add_workers(("w1", "w2"))
         keyed = {"table": "keyed", "columns": {"feed": "$feed", "seq": "/seq"}, "key": ["feed", "seq"]}
         cluster.apply([feed(LIVE, source.url) | {"sink": keyed}])
         yield Desk(cluster)

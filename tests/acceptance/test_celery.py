@@ -32,10 +32,7 @@ def source() -> Iterator[Source]:
 def cluster(place: Place, source: Source) -> Iterator[Cluster]:
     with place.cluster() as running:
         running.add_beat("b1")
-        for name in ("w1", "w2"):
-            running.add_worker(name, "--include", "tests.acceptance.ordinary", ready=False)
-        for name in ("w1", "w2"):
-            running.wait_worker(name)
+        running.add_workers(("w1", "w2"), "--include", "tests.acceptance.ordinary")
         running.apply([feed(name, source.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
         yield running

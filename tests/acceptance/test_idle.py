@@ -33,10 +33,7 @@ def fleet(place: Place) -> Iterator[Cluster]:
     with place.cluster() as cluster:
         for name in ("b1", "b2"):
             cluster.add_beat(name)
-        for name in ("w1", "w2", "w3"):
-            cluster.add_worker(name, ready=False, gossip=True)
-        for name in ("w1", "w2", "w3"):
-            cluster.wait_worker(name)
+        cluster.add_workers(("w1", "w2", "w3"), gossip=True)
         yield cluster
 
 

@@ -76,7 +76,7 @@ def test_two_readers_of_one_feed_are_found(witnesses: tuple[Cluster, Source]) ->
 
 
 def _connection(number: int, begin: float, end: float | None) -> Connection:
-    return Connection(number, 1, begin, feed="f", hello_at=begin, closed_at=end)
+    return Connection(number, feed="f", hello_at=begin, closed_at=end)
 
 
 def test_streams_that_follow_each_other_do_not_overlap() -> None:

@@ -42,10 +42,7 @@ def proxied(
         ) as cluster,
     ):
         cluster.add_beat("b1")
-        for name in ("w1", "w2"):
-            cluster.add_worker(name, ready=False)
-        for name in ("w1", "w2"):
-            cluster.wait_worker(name)
+        cluster.add_workers(("w1", "w2"))
         cluster.apply([feed(name, source.url) for name in FEEDS])
         stage = Stage(cluster, source, FEEDS, postgres=postgres)
         stage.heal(workers=("w1", "w2"))

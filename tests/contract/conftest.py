@@ -15,6 +15,7 @@ from feedq.control.store import migrate
 from feedq.local.postgres import Postgres
 from tests.contract.harness import Harness
 from tests.contract.jobs_harness import JobsHarness
+from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness, empty_database
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +54,20 @@ def sqlite_path(servers_dir: Path) -> Iterator[Path]:
     yield path
     for left in servers_dir.glob(f"{path.name}*"):
         left.unlink()
+
+
+@pytest.fixture
+def postgresql_sink(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
+    """The sink for PostgreSQL, over an empty database."""
+    with closing(PostgresSinkHarness(empty_database(postgres))) as made:
+        yield made
+
+
+@pytest.fixture
+def sqlite_sink(sqlite_path: Path) -> Iterator[SqliteHarness]:
+    """The sink for SQLite, over an empty file."""
+    with closing(SqliteHarness(sqlite_path)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -96,22 +96,18 @@ def test_a_feed_that_runs_apart_has_a_process_that_stops_it_and_leaves_when_aske
     assert streams_apart(stage) != pid
 
 
-def test_a_feed_whose_process_ends_is_blamed_and_tried_again_later(stage: Stage) -> None:
-    quarantine(stage)
+@pytest.mark.parametrize(("add", "blamed"), [(quarantine, 2), (own, 1)])
+def test_a_feed_whose_process_ends_is_in_quarantine_and_the_next_time_tried_again_later(
+    stage: Stage, add: Callable[[Stage], int], blamed: int
+) -> None:
+    add(stage)
     stage.reconcile()
     os.kill(streams_apart(stage), signal.SIGKILL)
-    until(lambda: stage.lease("a").blamed == 2, "it is blamed")
+    until(lambda: stage.lease("a").blamed == blamed, "it is blamed")
     lease = stage.lease("a")
-    assert (lease.state, lease.due_at is not None) == (LeaseState.IDLE, True)
+    assert (lease.state, lease.quarantined) == (LeaseState.IDLE, True)
+    assert (lease.due_at is not None) == (blamed > 1), "it is the second time that makes it wait"
     assert "its own process at w1 was lost: killed: its process was ended by SIGKILL" in str(lease.blame)
-
-
-def test_a_feed_that_ends_its_own_process_is_in_quarantine_from_then_on(stage: Stage) -> None:
-    own(stage)
-    stage.reconcile()
-    os.kill(streams_apart(stage), signal.SIGKILL)
-    until(lambda: stage.lease("a").quarantined, "it is blamed")
-    assert stage.lease("a").blamed == 1
 
 
 def test_an_edit_takes_a_feed_into_the_process_of_its_worker(stage: Stage) -> None:

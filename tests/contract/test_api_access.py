@@ -12,13 +12,12 @@ from tornado.httputil import HTTPHeaders
 
 from feedq.api.authentication import RefusalLog, is_from_here
 from feedq.api.endpoint import Endpoint
-from feedq.control.store.history import EventFilter
-from feedq.core.model import BACKFILL_SUFFIX, Event, FeedBackfill
+from feedq.core.model import BACKFILL_SUFFIX, FeedBackfill
 from feedq.core.roles import AccessRole
 from feedq.errors import Conflict
 from feedq.settings import Settings
-from feedq.telemetry.logs import EventKind
 from tests.api_client import ApiClient
+from tests.contract.api_stage import refusals
 from tests.contract.harness import Harness
 
 
@@ -43,11 +42,6 @@ def acme(endpoint: Endpoint) -> Iterator[ApiClient]:
         yield client
 
 
-def refusals(endpoint: Endpoint) -> list[Event]:
-    found = endpoint.at.store.history.before(EventFilter((EventKind.ACCESS_REFUSED,)))
-    return [listed.event for listed in reversed(found)]
-
-
 # -- who asks ----------------------------------------------------------------------------------------
 
 
@@ -59,9 +53,9 @@ def test_a_stranger_is_told_how_to_get_a_token_and_nothing_else(endpoint: Endpoi
         assert "`feedq token add`" in answer.json()["detail"]
         assert api.get("/openapi.json").status_code == 401
         assert api.ask("GET", f"{api.url}/healthz").json() == {"status": "ok"}
-    first = refusals(endpoint)[0]
-    assert first.detail["asked"] == "GET /api/v1/feeds"
-    assert first.detail["by"] == {"who": "nobody", "from": "127.0.0.1"}
+    first = refusals(endpoint.at.store)[0]
+    assert first["asked"] == "GET /api/v1/feeds"
+    assert first["by"] == {"who": "nobody", "from": "127.0.0.1"}
 
 
 def test_a_token_is_kept_as_a_hash_alone(endpoint: Endpoint, harness: Harness) -> None:
@@ -124,7 +118,7 @@ def test_a_viewer_of_a_tenant_sees_its_feeds_and_no_others(acme: ApiClient, endp
     assert hidden.status_code == missing.status_code == 404
     assert hidden.json()["detail"] == missing.json()["detail"].replace("beta/none", "beta/b")
     assert acme.get("/feeds/beta%2Fb/history").status_code == 404
-    asked = [event.detail["asked"] for event in refusals(endpoint)]
+    asked = [event["asked"] for event in refusals(endpoint.at.store)]
     assert asked == ["GET /api/v1/feeds/beta%2Fb", "GET /api/v1/feeds/beta%2Fb/history"]
 
 
@@ -136,8 +130,8 @@ def test_refusals_without_end_are_counted_and_not_all_written(endpoint: Endpoint
     log = RefusalLog(endpoint.at.store.tokens, per_minute=1, clock=lambda: next(seconds))
     for number in range(5):
         log.write(f"GET /{number}", 401)
-    first, last = refusals(endpoint)
-    assert (first.detail["asked"], last.detail["asked"], last.detail["left_out"]) == ("GET /0", "GET /4", 3)
+    first, last = refusals(endpoint.at.store)
+    assert (first["asked"], last["asked"], last["left_out"]) == ("GET /0", "GET /4", 3)
 
 
 @pytest.mark.parametrize("said", ["maintenance", "Wartung f%C3%BCr ada", "Wartung für ada"])

@@ -23,7 +23,7 @@ from feedq.api.openapi import openapi
 from feedq.core.roles import AccessRole
 from feedq.local.postgres import Postgres
 from tests.api_client import ApiClient
-from tests.api_examples import CHANGES, EXAMPLES, MINE, PREFIX, THEIRS, Example
+from tests.api_examples import CHANGES, EXAMPLES, MINE, OF_FLEET, PREFIX, THEIRS, Example
 from tests.cluster import wait_until
 from tests.contract.api_stage import populate, query, refusals, rows_of, settings_of
 from tests.contract.jobs_harness import JobsHarness
@@ -32,11 +32,6 @@ from tests.contract.sink_harness import empty_database
 pytestmark = pytest.mark.timeout(300)
 
 ORIGIN = "127.0.0.1"
-OF_FLEET: Final = (
-    *("/workers", "/schedules", "/runs", "/queues", "/status", "/problems", "/doctor"),
-    *("/tokens", "/catalogs", "/alerts", "/declarations/schedules", "/declarations/queues"),
-)
-"""Addresses of what belongs to no tenant."""
 OF_ADMINS: Final = ("list_tokens", "add_token", "remove_token", "sync_catalog")
 SENDS: Final = ("try_alerts",)
 """What changes nothing, and sends messages to people."""

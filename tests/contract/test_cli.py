@@ -16,7 +16,6 @@ import redis
 
 from feedq.cli import fleet as commands
 from feedq.control.store import migrate
-from feedq.local.process import free_port
 from feedq.settings import Settings
 from feedq.verbs import fleet
 from feedq.verbs.diagnosis.checks import Check, Level, not_checked
@@ -152,21 +151,6 @@ def test_doctor_finds_servers_well_and_a_fleet_missing(shell: Shell) -> None:
     assert lines[0].startswith("ok           database")
     assert any(line.startswith("FAIL         workers") for line in lines)
     assert any(line.strip().startswith("-> start workers") for line in lines)
-
-
-def test_doctor_says_what_does_not_answer(shell: Shell) -> None:
-    port = free_port()
-    shell.environment |= {
-        "FEEDQ_DATABASE_URL": f"postgresql://me:hunter2@127.0.0.1:{port}/feedq",
-        "FEEDQ_BROKER_URL": f"redis://:hunter2@127.0.0.1:{port}/0",
-    }
-    done = shell.run("doctor")
-    assert done.exit_code == 1
-    assert "hunter2" not in done.stdout + done.stderr
-    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAIL")]
-    assert failed == ["database", "broker", "sink"]
-    assert "FEEDQ_DATABASE_URL" in done.stdout
-    assert "FEEDQ_BROKER_URL" in done.stdout
 
 
 def test_doctor_notices_that_sessions_are_shared(database_url: str) -> None:

@@ -225,20 +225,6 @@ async def test_pages_are_asked_for_at_once_and_the_next_poll_waits() -> None:
     assert api.connections == 1
 
 
-async def test_a_cursor_in_the_answer_lands_exactly_once() -> None:
-    def make() -> Api:
-        def reply(asked: Asked) -> bytes:
-            numbers = numbered(asked, last=10)
-            token = str(numbers[-1]) if numbers else asked.parameter("after")
-            return answer(items(*numbers, paging={"next": token}))
-
-        return Api(reply)
-
-    target = "/orders?after={cursor}"
-    source = {"records": "/items", "next_cursor": "/paging/next"}
-    await crash_anywhere(make, range(1, 11), target=target, **source)
-
-
 async def test_an_answer_without_content_holds_no_records() -> None:
     answers = iter([answer(b""), answer(items(1, next=None)), answer(b"")])
     async with serving(Api(lambda _: next(answers, answer(items(2))))) as port:

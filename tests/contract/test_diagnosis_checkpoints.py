@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -41,14 +40,15 @@ def land(url: str, *feeds: Feed) -> None:
 
 
 @pytest.mark.parametrize("lately", [True, False])
-def test_doctor_finds_strangers_orphans_and_another_installation(sqlite_path: Path, lately: bool) -> None:
-    harness = SqliteHarness(sqlite_path)
+def test_doctor_finds_strangers_orphans_and_another_installation(
+    sqlite_sink: SqliteHarness, lately: bool
+) -> None:
     ours, gone, theirs = feed(1), feed(2), feed(3, THEIRS)
-    land(harness.url, ours, gone, theirs)
+    land(sqlite_sink.url, ours, gone, theirs)
     if not lately:
         before = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%d %H:%M:%S.%f")
-        harness.query("UPDATE feedq_checkpoint SET updated_at = ?", [before])
-    settings = Settings(sinks={"own": SecretStr(harness.url)})
+        sqlite_sink.query("UPDATE feedq_checkpoint SET updated_at = ?", [before])
+    settings = Settings(sinks={"own": SecretStr(sqlite_sink.url)})
     found = {check.name: check for check in check_sinks(settings, *ours_of(ours)) if "own" in check.name}
     assert found["sink own"].level is Level.OK
     other = found["others on own" if lately else "strangers on own"]
@@ -58,13 +58,10 @@ def test_doctor_finds_strangers_orphans_and_another_installation(sqlite_path: Pa
     assert ("FEEDQ_ENVIRONMENT" if lately else "feedq feed adopt") in other.advice
     assert "f/2" in found["orphans on own"].detail
     assert len(found) == 3
-    harness.close()
 
 
-def test_doctor_says_nothing_of_a_sink_that_is_all_our_own(sqlite_path: Path) -> None:
-    harness = SqliteHarness(sqlite_path)
+def test_doctor_says_nothing_of_a_sink_that_is_all_our_own(sqlite_sink: SqliteHarness) -> None:
     ours = feed(1)
-    land(harness.url, ours)
-    settings = Settings(sinks={"own": SecretStr(harness.url)})
+    land(sqlite_sink.url, ours)
+    settings = Settings(sinks={"own": SecretStr(sqlite_sink.url)})
     assert [c.name for c in check_sinks(settings, *ours_of(ours)) if "own" in c.name] == ["sink own"]
-    harness.close()

@@ -184,19 +184,10 @@ def test_a_database_that_starts_is_to_be_waited_for(starting_url: str) -> None:
     assert advice_of_database(starting_url).startswith("wait: the server is starting")
 
 
-BROKER: dict[str, tuple[Callable[[str, int], str], str]] = {
-    "wrong password": (lambda url, _: changed(url, password="wrong"), "the user name and the password in"),
-    "no password": (lambda url, _: changed(url, password=""), "add the password to"),
+ALIKE = ("wrong password", "no password", "host", "closed port", "time-out")
+BROKER = {
+    **{cause: POSTGRESQL[cause] for cause in ALIKE},
     "database": (lambda url, _: changed(url, path="/99"), "a smaller database number"),
-    "host": (lambda url, _: changed(url, host=NO_HOST), "correct the host in"),
-    "closed port": (
-        lambda url, _: changed(url, port=CLOSED_PORT),
-        "start the server, or correct host and port",
-    ),
-    "time-out": (
-        lambda url, silent: changed(url, port=silent),
-        "a firewall, a security group or a hung server",
-    ),
 }
 
 

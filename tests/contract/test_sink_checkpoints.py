@@ -6,10 +6,9 @@ In every kind of sink; what takes rows that a test changes by hand, in those tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,7 +18,6 @@ import pytest
 from feedq.core.json_texts import read_exactly
 from feedq.core.model import JSON, Identity, StartCursor
 from feedq.errors import Conflict, SinkUnavailable
-from feedq.local.postgres import Postgres
 from feedq.sinks.base import (
     Checkpoint,
     CheckpointChange,
@@ -35,7 +33,7 @@ from feedq.sinks.base import (
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSession
 from feedq.sinks.session import SinkSession
-from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness, empty_database
+from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness
 from tests.contract.sink_stage import PATIENCE_S, RAW, batch, landed, rows_of, write
 from tests.proxy import Fault
 
@@ -45,17 +43,9 @@ SEQ = Target("orders", "json", sources_of({"seq": "/seq"}), key=("seq",))
 
 
 @pytest.fixture
-def harness(kind: str, request: pytest.FixtureRequest, sqlite_path: Path) -> Iterator[Harness]:
-    made: Harness
-    if kind == "memory":
-        made = MemoryHarness()
-    elif kind == "sqlite":
-        made = SqliteHarness(sqlite_path)
-    else:
-        postgres: Postgres = request.getfixturevalue("postgres")
-        made = PostgresSinkHarness(empty_database(postgres))
-    yield made
-    made.close()
+def harness(kind: str, request: pytest.FixtureRequest) -> Harness:
+    made: Harness = MemoryHarness() if kind == "memory" else request.getfixturevalue(f"{kind}_sink")
+    return made
 
 
 of_every_kind = pytest.mark.parametrize("kind", ["postgresql", "sqlite", "memory"])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from feedq.local.postgres import Postgres
 from tests.contract.sink_conformance import SinkConformance
-from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness, empty_database
+from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness
 from tests.contract.sink_stage import SinkHarness, batch, fenced, write
 
 
@@ -17,10 +13,8 @@ class TestPostgresSink(SinkConformance):
     """PostgreSQL by COPY."""
 
     @pytest.fixture
-    def harness(self, postgres: Postgres) -> Iterator[SinkHarness]:
-        made = PostgresSinkHarness(empty_database(postgres))
-        yield made
-        made.close()
+    def harness(self, postgresql_sink: PostgresSinkHarness) -> SinkHarness:
+        return postgresql_sink
 
     def test_a_cursor_with_a_nul_cannot_be_kept(self, harness: SinkHarness) -> None:
         sink = fenced(harness)
@@ -48,10 +42,8 @@ class TestSqlSinkOnSqlite(SinkConformance):
     strands_commits = False
 
     @pytest.fixture
-    def harness(self, sqlite_path: Path) -> Iterator[SinkHarness]:
-        made = SqliteHarness(sqlite_path)
-        yield made
-        made.close()
+    def harness(self, sqlite_sink: SqliteHarness) -> SinkHarness:
+        return sqlite_sink
 
 
 class TestMemorySink(SinkConformance):

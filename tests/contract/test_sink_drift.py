@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from feedq.core.notices import new_fields, notice_sentences
 from feedq.errors import InvalidInput
-from feedq.local.postgres import Postgres
 from feedq.records.batch import Batch
 from feedq.sinks import field_watch
 from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.sinks.field_watch import FAULT, FIELDS_MAX, FieldWatch
 from feedq.sinks.mapping import ColumnType, Drift, sources_of
 from feedq.sinks.target_table import FILLED_MAX
-from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness, empty_database
+from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness
 from tests.contract.sink_stage import batch, fence, lines, run_together, write
 
 ORDERS = Target("orders", "json", sources_of({"seq": "/seq", "sku": "/line/sku"}))
@@ -27,17 +24,10 @@ ODD = 'a "b"; ü'
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
-def harness(
-    request: pytest.FixtureRequest, postgres: Postgres, sqlite_path: Path
-) -> Iterator[PostgresSinkHarness | SqliteHarness]:
-    made: PostgresSinkHarness | SqliteHarness
-    if request.param == "sqlite":
-        made = SqliteHarness(sqlite_path)
-    else:
-        made = PostgresSinkHarness(empty_database(postgres))
+def harness(request: pytest.FixtureRequest) -> PostgresSinkHarness | SqliteHarness:
+    made: PostgresSinkHarness | SqliteHarness = request.getfixturevalue(f"{request.param}_sink")
     made.query("CREATE TABLE orders (seq bigint, sku text)")
-    yield made
-    made.close()
+    return made
 
 
 def order(seq: object, **more: Any) -> bytes:
@@ -179,13 +169,11 @@ def test_names_without_end_are_told_up_to_a_bound_and_become_no_more_columns_tha
     assert FIELDS_MAX <= len(row) <= FILLED_MAX + 2
 
 
-def test_a_lock_on_the_table_delays_a_column_and_nothing_else(postgres: Postgres) -> None:
-    made = PostgresSinkHarness(empty_database(postgres))
-    made.query("CREATE TABLE orders (seq bigint, sku text)")
-    feed = DriftingFeed(made, Drift.ADD, adds_columns=True)
+@pytest.mark.parametrize("harness", ["postgresql"], indirect=True)
+def test_a_lock_on_the_table_delays_a_column_and_nothing_else(harness: PostgresSinkHarness) -> None:
+    feed = DriftingFeed(harness, Drift.ADD, adds_columns=True)
     feed.write(lines(order(1)))
-    with made.session() as somebody:
+    with harness.session() as somebody:
         somebody.execute("BEGIN; LOCK TABLE orders IN ROW EXCLUSIVE MODE")
         assert feed.write(lines(order(2, price=1))).landed == {(1, 1): 1}
         assert "lock timeout" in feed.watch.news()[FAULT]
-    made.close()

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,9 @@ from uuid import uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable
-from feedq.local.postgres import Postgres
 from feedq.sinks.base import Blocked, Fenced, Target, Written
 from feedq.worker.batch_queue import BatchQueue
-from tests.contract.sink_harness import PostgresSinkHarness, empty_database
+from tests.contract.sink_harness import PostgresSinkHarness
 from tests.contract.sink_stage import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
@@ -37,10 +36,8 @@ KEYED = Target("keyed", "json", (), ("payload",))
 
 
 @pytest.fixture
-def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
-    made = PostgresSinkHarness(empty_database(postgres))
-    yield made
-    made.close()
+def harness(postgresql_sink: PostgresSinkHarness) -> PostgresSinkHarness:
+    return postgresql_sink
 
 
 # -- broken off at every statement -------------------------------------------------------------------

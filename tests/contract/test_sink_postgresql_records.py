@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from feedq.connectors.base import ConnectorOptions
 from feedq.core.model import JSON
 from feedq.errors import SinkUnavailable
-from feedq.local.postgres import Postgres
 from feedq.records.batch import Batch, Records
 from feedq.records.csvtext import CsvFormat
 from feedq.records.framing import RecordFormat
 from feedq.sinks.base import OnConflict, Target, parse_sink, target_of
 from feedq.sinks.mapping import sources_of
-from tests.contract.sink_harness import PostgresSinkHarness, empty_database
+from tests.contract.sink_harness import PostgresSinkHarness
 from tests.contract.sink_stage import PATIENCE_S, batch, fence, fenced, lines, write
 from tests.contract.sink_tables import TYPED, order
 from tests.proxy import Fault
@@ -34,10 +33,8 @@ ORDERS = "CREATE TABLE orders (seq bigint, at timestamptz, sku varchar(5), paylo
 
 
 @pytest.fixture
-def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
-    made = PostgresSinkHarness(empty_database(postgres))
-    yield made
-    made.close()
+def harness(postgresql_sink: PostgresSinkHarness) -> PostgresSinkHarness:
+    return postgresql_sink
 
 
 # -- formats -----------------------------------------------------------------------------------------

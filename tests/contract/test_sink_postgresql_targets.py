@@ -16,14 +16,13 @@ from feedq.control.store import migrate
 from feedq.control.store.feed_listing import SinkUse
 from feedq.core.model import Feed, FeedSpec, Identity
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.local.postgres import Postgres
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceRequest, OnConflict, Target, Unusable, Written
 from feedq.sinks.mapping import ColumnType, sources_of
 from feedq.sinks.postgresql import PostgresSink
 from feedq.verbs.diagnosis.checks import Level
 from feedq.verbs.diagnosis.server_checks import check_sinks
-from tests.contract.sink_harness import PostgresSinkHarness, empty_database
+from tests.contract.sink_harness import PostgresSinkHarness
 from tests.contract.sink_stage import PATIENCE_S, RAW, batch, fence, fenced, request, write
 from tests.fakes.sink import IDENTITY
 
@@ -31,10 +30,8 @@ TYPED = Target("orders", "json", sources_of({"seq": "/seq", "note": "/note"}))
 
 
 @pytest.fixture
-def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
-    made = PostgresSinkHarness(empty_database(postgres))
-    yield made
-    made.close()
+def harness(postgresql_sink: PostgresSinkHarness) -> PostgresSinkHarness:
+    return postgresql_sink
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -48,10 +47,8 @@ KEYED = Target("orders", "json", TYPED.columns, ("seq",))
 
 
 @pytest.fixture
-def harness(sqlite_path: Path) -> Iterator[SqliteHarness]:
-    made = SqliteHarness(sqlite_path)
-    yield made
-    made.close()
+def harness(sqlite_sink: SqliteHarness) -> SqliteHarness:
+    return sqlite_sink
 
 
 def unusable(sink: SqlSink, target: Target) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from feedq.local.postgres import Postgres
 from feedq.sinks import copyplan
-from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness, empty_database
+from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness
 from tests.contract.sink_tables import Kinds, SinkTables, Wrong
 
 DIGITS = "123456789012345678901234567890.123456789"
@@ -60,10 +57,8 @@ class TestPostgresTables(SinkTables):
     ]
 
     @pytest.fixture
-    def harness(self, postgres: Postgres) -> Iterator[PostgresSinkHarness]:
-        made = PostgresSinkHarness(empty_database(postgres))
-        yield made
-        made.close()
+    def harness(self, postgresql_sink: PostgresSinkHarness) -> PostgresSinkHarness:
+        return postgresql_sink
 
 
 class TestPostgresTablesByTrial(TestPostgresTables):
@@ -103,7 +98,5 @@ class TestSqliteTables(SinkTables):
     ]
 
     @pytest.fixture
-    def harness(self, sqlite_path: Path) -> Iterator[SqliteHarness]:
-        made = SqliteHarness(sqlite_path)
-        yield made
-        made.close()
+    def harness(self, sqlite_sink: SqliteHarness) -> SqliteHarness:
+        return sqlite_sink

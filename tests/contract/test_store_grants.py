@@ -28,6 +28,7 @@ from feedq.local.postgres import Postgres
 from feedq.verbs.diagnosis.checks import Check, Level
 from feedq.verbs.diagnosis.server_checks import check_database
 from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
+from tests.contract.api_stage import query
 from tests.waiting import until
 
 SPEC = FeedSpec(
@@ -50,16 +51,6 @@ def url(postgres: Postgres) -> Iterator[str]:
     postgres.drop_database("grants")
 
 
-def ask(url: str, statement: str) -> list[tuple[object, ...]]:
-    connection = psycopg2.connect(url, connect_timeout=5)
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall()) if cursor.description else []
-    finally:
-        connection.close()
-
-
 def apply_again(url: str) -> None:
     with connect_once(url) as connection:
         found = grants.sink_tables(connection, "default", with_control=True)
@@ -68,7 +59,7 @@ def apply_again(url: str) -> None:
 
 def test_no_role_is_a_superuser_or_may_make_others(url: str) -> None:
     assert (
-        ask(
+        query(
             url,
             "SELECT rolname FROM pg_roles WHERE rolname LIKE 'feedq\\_%' "
             "AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls)",
@@ -79,12 +70,12 @@ def test_no_role_is_a_superuser_or_may_make_others(url: str) -> None:
 
 def test_a_migration_that_nobody_but_its_role_made_belongs_to_it(url: str) -> None:
     owned = "SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = 'feedq'"
-    assert ask(url, owned) == [("feedq_migration",)]
+    assert query(url, owned) == [("feedq_migration",)]
 
 
 def allowed_to(url: str, role: str) -> set[object]:
     """What `roles.sql` lists for a role, and for those whose rights it has too."""
-    listed = ask(url, f"SELECT function FROM feedq_1.allowed WHERE role = '{role}'")
+    listed = query(url, f"SELECT function FROM feedq_1.allowed WHERE role = '{role}'")
     found = {function for (function,) in listed}
     return found | allowed_to(url, grants.INHERITS[Role(role)]) if role in grants.INHERITS else found
 
@@ -94,7 +85,7 @@ def test_a_role_reads_every_table_and_may_change_none(url: str, role: Role) -> N
     """By the server's own word, of every table, view and sequence."""
     name = grants.role_name(grants.PREFIX, role)
     writes = "'INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER'"
-    found = ask(
+    found = query(
         url,
         f"SELECT c.relname, has_table_privilege('{name}', c.oid, 'SELECT'), "
         f"has_table_privilege('{name}', c.oid, {writes}) "
@@ -108,27 +99,27 @@ def test_a_role_reads_every_table_and_may_change_none(url: str, role: Role) -> N
         "SELECT sequencename FROM pg_sequences WHERE schemaname = 'feedq' "
         f"AND has_sequence_privilege('{name}', format('feedq.%I', sequencename), 'USAGE, UPDATE')"
     )
-    assert ask(url, taken) == []
+    assert query(url, taken) == []
 
 
 @pytest.mark.parametrize("role", [*Role, SINK_ROLE])
 def test_a_role_may_call_what_is_listed_for_it_and_nothing_else(url: str, role: str) -> None:
     name = grants.role_name(grants.PREFIX, role)
     functions = "FROM pg_proc WHERE pronamespace = 'feedq_1'::regnamespace"
-    may = ask(url, f"SELECT proname {functions} AND has_function_privilege('{name}', oid, 'EXECUTE')")
-    every = ask(url, f"SELECT proname {functions}")
+    may = query(url, f"SELECT proname {functions} AND has_function_privilege('{name}', oid, 'EXECUTE')")
+    every = query(url, f"SELECT proname {functions}")
     expected = {one for (one,) in every} if role == Role.MIGRATION else allowed_to(url, role)
     assert {one for (one,) in may} == expected
     assert bool(expected) == (role != SINK_ROLE)
 
 
 def test_each_function_is_called_by_a_role_or_by_another_function(url: str) -> None:
-    found = ask(
+    found = query(
         url,
         "SELECT proname, prosrc, prosecdef, proconfig FROM pg_proc WHERE pronamespace = 'feedq_1'::regnamespace",
     )
-    listed = {function: set[object]() for (function,) in ask(url, "SELECT function FROM feedq_1.allowed")}
-    for function, role in ask(url, "SELECT function, role FROM feedq_1.allowed"):
+    listed = {function: set[object]() for (function,) in query(url, "SELECT function FROM feedq_1.allowed")}
+    for function, role in query(url, "SELECT function, role FROM feedq_1.allowed"):
         listed[function].add(role)
     assert listed.keys() <= {name for name, *_ in found}
     for name, _, runs_as_owner, settings in found:
@@ -144,7 +135,7 @@ def test_what_the_store_calls_is_listed_for_some_role(url: str) -> None:
     called = re.compile(r"\b(?:call|ask)\(\s*(?:\w+(?:\.\w+)?,\s*)?\"(\w+)\"|\b(?:feedq_1|SCHEMA\})\.(\w+)\(")
     store = Path(grants.__file__).parent
     found = {a or b for path in store.rglob("*.py") for a, b in called.findall(path.read_text())}
-    listed = {function for (function,) in ask(url, "SELECT function FROM feedq_1.allowed")}
+    listed = {function for (function,) in query(url, "SELECT function FROM feedq_1.allowed")}
     assert found == listed
 
 
@@ -195,7 +186,7 @@ def test_a_beat_ends_the_session_of_a_frozen_one(url: str) -> None:
 
 
 def test_a_worker_ends_the_transaction_of_a_job_whose_worker_is_gone(url: str) -> None:
-    ((run,),) = ask(
+    ((run,),) = query(
         url,
         """
         WITH gone AS (
@@ -220,13 +211,13 @@ def test_a_worker_ends_the_transaction_of_a_job_whose_worker_is_gone(url: str) -
 
 def test_a_sink_makes_its_own_tables_and_knows_nothing_of_the_control_tables(url: str) -> None:
     sink = url_of(url, SINK_ROLE)
-    ask(sink, "CREATE TABLE public.landed (n int); INSERT INTO public.landed VALUES (1)")
+    query(sink, "CREATE TABLE public.landed (n int); INSERT INTO public.landed VALUES (1)")
     with pytest.raises(errors.InsufficientPrivilege):
-        ask(sink, "SELECT * FROM feedq.feed")
+        query(sink, "SELECT * FROM feedq.feed")
 
 
 def test_a_sink_takes_numbers_from_the_sequences_of_the_tables_that_it_writes(url: str) -> None:
-    ask(
+    query(
         url,
         "CREATE SCHEMA acme; CREATE SCHEMA numbers; CREATE SEQUENCE numbers.of_landed; "
         "CREATE TABLE acme.landed (a bigserial, b bigint DEFAULT nextval('numbers.of_landed'), "
@@ -237,41 +228,41 @@ def test_a_sink_takes_numbers_from_the_sequences_of_the_tables_that_it_writes(ur
     )
     sink = url_of(url, SINK_ROLE)
     with pytest.raises(errors.InsufficientPrivilege):
-        ask(sink, "INSERT INTO acme.landed (n) VALUES (1)")
+        query(sink, "INSERT INTO acme.landed (n) VALUES (1)")
     apply_again(url)
-    ask(sink, "INSERT INTO acme.landed (n) VALUES (1)")
+    query(sink, "INSERT INTO acme.landed (n) VALUES (1)")
     with pytest.raises(errors.InsufficientPrivilege):
-        ask(sink, "SELECT nextval('numbers.other')")
-    ask(url, "DROP SCHEMA acme, numbers CASCADE")
+        query(sink, "SELECT nextval('numbers.other')")
+    query(url, "DROP SCHEMA acme, numbers CASCADE")
 
 
 @pytest.mark.parametrize("schema", ["public", "acme"])
 def test_a_sink_writes_what_the_operator_makes_later_wherever_feeds_land(url: str, schema: str) -> None:
-    ask(url, "CREATE SCHEMA acme; GRANT USAGE, CREATE ON SCHEMA acme TO feedq_operator")
+    query(url, "CREATE SCHEMA acme; GRANT USAGE, CREATE ON SCHEMA acme TO feedq_operator")
     apply_again(url)
-    ask(url_of(url, Role.OPERATOR), f"CREATE TABLE {schema}.made_later (id bigserial PRIMARY KEY, n int)")
-    ask(url_of(url, SINK_ROLE), f"INSERT INTO {schema}.made_later (n) VALUES (1)")
-    ask(url, "DROP SCHEMA acme CASCADE")
+    query(url_of(url, Role.OPERATOR), f"CREATE TABLE {schema}.made_later (id bigserial PRIMARY KEY, n int)")
+    query(url_of(url, SINK_ROLE), f"INSERT INTO {schema}.made_later (n) VALUES (1)")
+    query(url, "DROP SCHEMA acme CASCADE")
 
 
 def test_tables_that_declared_feeds_name_may_be_written_by_their_sink(url: str) -> None:
-    ask(url, "CREATE SCHEMA acme; CREATE TABLE acme.landed (n int); CREATE TABLE acme.other (n int)")
-    ask(url, "REVOKE ALL ON acme.landed, acme.other FROM feedq_sink_default")
+    query(url, "CREATE SCHEMA acme; CREATE TABLE acme.landed (n int); CREATE TABLE acme.other (n int)")
+    query(url, "REVOKE ALL ON acme.landed, acme.other FROM feedq_sink_default")
     apply_again(url)
     sink = url_of(url, SINK_ROLE)
-    ask(sink, "INSERT INTO acme.landed VALUES (1)")
+    query(sink, "INSERT INTO acme.landed VALUES (1)")
     for statement in ("DELETE FROM acme.landed", "INSERT INTO acme.other VALUES (1)"):
         with pytest.raises(errors.InsufficientPrivilege):
-            ask(sink, statement)
+            query(sink, statement)
 
 
 def test_a_table_that_a_migration_adds_is_readable_and_its_owner_is_right_whoever_migrates(url: str) -> None:
-    ask(url, "CREATE TABLE feedq.added (n int)")  # as a superuser would, in the course of a migration
+    query(url, "CREATE TABLE feedq.added (n int)")  # as a superuser would, in the course of a migration
     with pytest.raises(errors.InsufficientPrivilege):
-        ask(url_of(url, Role.READER), "SELECT * FROM feedq.added")
+        query(url_of(url, Role.READER), "SELECT * FROM feedq.added")
     migrate.upgrade(url)
-    assert ask(url_of(url, Role.READER), "SELECT * FROM feedq.added") == []
-    ask(url_of(url, Role.MIGRATION), "DROP TABLE feedq.added")
+    assert query(url_of(url, Role.READER), "SELECT * FROM feedq.added") == []
+    query(url_of(url, Role.MIGRATION), "DROP TABLE feedq.added")
 
 
 def test_roles_of_another_installation_get_nothing_here(postgres: Postgres, url: str) -> None:
@@ -280,7 +271,7 @@ def test_roles_of_another_installation_get_nothing_here(postgres: Postgres, url:
     try:
         migrate.upgrade(alone)
         with pytest.raises(errors.InsufficientPrivilege):
-            ask(url_of(alone, Role.READER), "SELECT * FROM feedq.feed")
+            query(url_of(alone, Role.READER), "SELECT * FROM feedq.feed")
     finally:
         postgres.drop_database("alone")
 
@@ -296,10 +287,10 @@ def test_a_database_that_was_used_without_roles_is_handed_over_with_all_that_is_
         worker = NewWorker(uuid4(), "w1", "node.w1", capacity=1, host="h", pid=1, version="0", labels={})
         store.workers.register(worker, ttl_s=60)
         store.close()
-        ask(old, "CREATE TABLE feedq_checkpoint (n int); INSERT INTO feedq_checkpoint VALUES (1)")
+        query(old, "CREATE TABLE feedq_checkpoint (n int); INSERT INTO feedq_checkpoint VALUES (1)")
         make_roles(old)
-        assert ask(url_of(old, Role.READER), "SELECT name FROM feedq.feed") == [("acme/orders",)]
-        assert ask(
+        assert query(url_of(old, Role.READER), "SELECT name FROM feedq.feed") == [("acme/orders",)]
+        assert query(
             url_of(old, SINK_ROLE),
             "ALTER TABLE feedq_checkpoint ADD COLUMN m int; SELECT n FROM feedq_checkpoint",
         )
@@ -311,7 +302,7 @@ def test_a_database_that_was_used_without_roles_is_handed_over_with_all_that_is_
             UNION ALL SELECT oid::regprocedure::text FROM pg_proc
             WHERE pronamespace IN (TABLE ours) AND proowner <> 'feedq_migration'::regrole
         """
-        assert ask(old, left) == []
+        assert query(old, left) == []
     finally:
         postgres.drop_database("old")
 
@@ -322,7 +313,7 @@ def test_who_may_not_make_roles_is_told_so_and_changes_nothing(url: str) -> None
         steps = grants.script(connection, "other_", [], {})
         with pytest.raises(FeedqError, match=r"may not do this .*: connect as a superuser"):
             grants.apply(lowly, steps, connection)
-    assert ask(url, "SELECT 1 FROM pg_roles WHERE rolname LIKE 'other\\_%'") == []
+    assert query(url, "SELECT 1 FROM pg_roles WHERE rolname LIKE 'other\\_%'") == []
 
 
 def test_a_role_that_owns_the_database_and_makes_roles_will_do(postgres: Postgres) -> None:
@@ -330,11 +321,11 @@ def test_a_role_that_owns_the_database_and_makes_roles_will_do(postgres: Postgre
     managed = postgres.create_database("managed")
     name = f"admin_{uuid4().hex[:8]}"
     try:
-        ask(
+        query(
             managed,
             f"CREATE ROLE {name} LOGIN CREATEROLE PASSWORD 'as-a-role'; ALTER DATABASE managed OWNER TO {name}",
         )
-        ask(managed, f"ALTER SCHEMA public OWNER TO {name}")
+        query(managed, f"ALTER SCHEMA public OWNER TO {name}")
         admin = url_of(managed, "x").replace("feedq_x", name)
         migrate.upgrade(admin)
         with connect_once(admin) as connection:
@@ -343,11 +334,11 @@ def test_a_role_that_owns_the_database_and_makes_roles_will_do(postgres: Postgre
                 admin, grants.script(connection, "managed_", [sink], {"reader": "as-a-role"}), connection
             )
         reader = url_of(managed, "reader").replace("feedq_reader", "managed_reader")
-        assert ask(reader, "SELECT count(*) FROM feedq.feed") == [(0,)]
+        assert query(reader, "SELECT count(*) FROM feedq.feed") == [(0,)]
     finally:
         postgres.drop_database("managed")
         roles = ", ".join(f"managed_{role}" for role in (*Role, SINK_ROLE))
-        ask(postgres.url(), f"DROP ROLE {roles}; DROP ROLE {name}")
+        query(postgres.url(), f"DROP ROLE {roles}; DROP ROLE {name}")
 
 
 def test_what_the_command_prints_makes_the_roles_and_shows_no_password(postgres: Postgres) -> None:
@@ -368,12 +359,12 @@ def test_what_the_command_prints_makes_the_roles_and_shows_no_password(postgres:
         assert 'GRANT CONNECT, TEMPORARY ON DATABASE "away" TO "printed_sink_away"' in away
         assert "printed_sink_files" not in ran.stdout
         assert [word for word in (ROLE_PASSWORD, "secret") if word in ran.stdout] == []
-        ask(printed, here)
+        query(printed, here)
         reader = url_of(printed, "reader").replace("feedq_reader", "printed_reader")
-        assert ask(reader, "SELECT count(*) FROM feedq.feed") == [(0,)]
+        assert query(reader, "SELECT count(*) FROM feedq.feed") == [(0,)]
     finally:
         postgres.drop_database("printed")
-        ask(postgres.url(), "DROP ROLE " + ", ".join(f"printed_{role}" for role in (*Role, SINK_ROLE)))
+        query(postgres.url(), "DROP ROLE " + ", ".join(f"printed_{role}" for role in (*Role, SINK_ROLE)))
 
 
 PAGE = Path(__file__).parents[2] / "docs/reference/control-tables.md"

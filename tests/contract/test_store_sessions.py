@@ -23,8 +23,6 @@ from tests.waiting import until
 
 BEATS = 200
 
-LIMIT_S = 10.0
-
 SELECT_MAX = 1024
 
 """What ``select()`` can look at, whatever the file limit is."""
@@ -157,8 +155,6 @@ def test_a_session_that_was_ended(database: Database) -> None:
 
 NAME = "feedq-pool-test"
 
-POOL_LIMIT_S = 30.0
-
 BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE application_name = %s"
 
 
@@ -187,14 +183,7 @@ def said_last(pooled: Database, pid: int) -> str:
 def end_all(pooled: Database) -> None:
     with psycopg2.connect(pooled.url) as other, other.cursor() as cursor:
         cursor.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) mine", (NAME,))
-    wait_until(lambda: not backends(pooled))
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + POOL_LIMIT_S
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not backends(pooled), "no session is left")
 
 
 def ask(pooled: Database) -> int:
@@ -247,4 +236,4 @@ def test_a_process_uses_a_few_sessions_at_once_and_keeps_two(
             used.enter_context(pooled.statement())
         with pytest.raises(Unavailable, match=f"all {POOL_MAX} of its connections"):
             ask(pooled)
-    wait_until(lambda: len(backends(pooled)) == POOL_SIZE)
+    until(lambda: len(backends(pooled)) == POOL_SIZE, "the others are closed")

@@ -38,7 +38,6 @@ from feedq.worker import supervisor
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import STOP_GRACE_S, Supervisor
 from tests.contract.harness import Harness
-from tests.proxy import PostgresProxy
 from tests.waiting import until
 
 DRAIN_S = 1.0
@@ -299,12 +298,6 @@ def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
     stage.audit()
     until(lambda: stage.source.accepted > 1, "cut")
     until(lambda: stage.source.accepted > 3, "and cut again whenever it dials anew")
-
-
-@pytest.fixture
-def sink(harness: Harness) -> Iterator[PostgresProxy]:
-    with PostgresProxy(harness.url) as proxy:
-        yield proxy
 
 
 def test_it_says_goodbye_after_the_last_release(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,7 @@ class ControlRoom:
     def __enter__(self) -> Self:
         self.source.__enter__()
         self.cluster.add_beat("beat")
-        for name in ("w1", "w2"):
-            self.cluster.add_worker(name)
+        self.cluster.add_workers(("w1", "w2"))
         self.cluster.apply(self._feeds())
         wait_streaming(self.source, STREAMING)
         self.start_flower()

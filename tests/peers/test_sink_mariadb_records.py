@@ -103,12 +103,6 @@ class TestMariaDbTables(SinkTables):
         ("timestamp not null", "null", "cannot be null"),
     ]
 
-    @pytest.fixture
-    def harness(self, mariadb: MariaDb) -> Iterator[MariaDbHarness]:
-        made = MariaDbHarness(mariadb)
-        yield made
-        made.close()
-
 
 def test_times_are_in_utc_whatever_the_zone_of_the_server(harness: MariaDbHarness) -> None:
     harness.query("CREATE TABLE times (ts timestamp(6) NULL, dt datetime(6))")
