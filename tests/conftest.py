@@ -24,7 +24,7 @@ from feedq.local.process import tail
 from feedq.local.valkey import Valkey
 from feedq.testing.loopback import run_on
 from tests import leftovers
-from tests.cluster import Cluster
+from tests.cluster import Cluster, Place
 from tests.embedded import postgres_server
 from tests.fakes.control import ControlDatabase
 from tests.nursery import Nursery
@@ -136,6 +136,22 @@ def valkey(servers_dir: Path) -> Iterator[Valkey]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def place(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres: Postgres,
+    valkey: Valkey,
+) -> Iterator[Place]:
+    """Of the cluster that the tests of a module share."""
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    name = request.path.stem
+    yield Place(tmp_path_factory.mktemp(name), postgres.create_database(name), valkey.url())
+    postgres.drop_database(name)
 
 
 @pytest.fixture(scope="session")

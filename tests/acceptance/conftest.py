@@ -13,9 +13,8 @@ import pytest
 from feedq.control.store.grants import Role
 from feedq.control.store.jobs.schedules import ScheduleStore
 from feedq.control.store.postgresql import PostgresStore
-from feedq.local.postgres import Postgres
 from feedq.local.valkey import Valkey
-from tests.cluster import ROOT, Cluster, Place
+from tests.cluster import ROOT, Cluster
 from tests.flower import Flower, StartFlower
 from tests.nursery import Nursery
 
@@ -30,22 +29,6 @@ def _under_roles() -> Iterator[None]:
     Cluster.roles_by_default = True
     yield
     Cluster.roles_by_default = False
-
-
-@pytest.fixture(scope="module")
-def place(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    postgres: Postgres,
-    valkey: Valkey,
-) -> Iterator[Place]:
-    """Of the cluster that the tests of a module share."""
-    client = valkey.client()
-    client.flushall()
-    client.close()
-    name = request.path.stem
-    yield Place(tmp_path_factory.mktemp(name), postgres.create_database(name), valkey.url())
-    postgres.drop_database(name)
 
 
 @pytest.fixture(scope="package")

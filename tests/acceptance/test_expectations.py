@@ -10,10 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedq.local.postgres import Postgres
-from feedq.local.valkey import Valkey
 from tests.causes import LAGGING, Causes, causes, name_of, wanted
-from tests.cluster import wait_until
+from tests.cluster import Place, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -31,21 +29,15 @@ UNSETTLED = """
 
 
 @pytest.fixture(scope="module")
-def shared_bench(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
-) -> Iterator[Causes]:
-    client = valkey.client()
-    client.flushall()
-    client.close()
+def shared_bench(place: Place) -> Iterator[Causes]:
     with causes(
-        tmp_path_factory.mktemp("expectations"),
-        database_url=postgres.create_database("expectations"),
-        broker_url=valkey.url(),
+        place.directory,
+        database_url=place.database_url,
+        broker_url=place.broker_url,
         bound_s=BOUND_S,
         env={"FEEDQ_ALERT_INTERVAL_S": "1"},
     ) as made:
         yield made
-    postgres.drop_database("expectations")
 
 
 @pytest.fixture

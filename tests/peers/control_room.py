@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.cluster import ROOT, Cluster, feed
+from tests.cluster import ROOT, Place, feed
 from tests.flower import Flower
 from tests.invariants import wait_streaming
 from tests.node import Node
@@ -18,16 +17,17 @@ OPERATOR = "ada:of-everything"
 VIEWER = "vic:only-looks"
 TENANT_OPERATOR = "tom:of-acme"
 ROLES = {"ada": "operator", "vic": "viewer", "tom": "operator:acme"}
+PREFIX = "q"
+"""Below which the pages are."""
 STREAMING = ("acme/orders", "acme/payments", "globex/sensors")
 
 
 class ControlRoom:
     """A context manager. Feeds of two tenants stream, one reaches nobody, one is paused, one has no worker."""
 
-    def __init__(self, directory: Path, *, database_url: str, broker_url: str, prefix: str = "") -> None:
-        self._directory, self._prefix = directory, prefix
+    def __init__(self, place: Place) -> None:
         self.source = Source(rate=20)
-        self.cluster = Cluster(directory, database_url=database_url, broker_url=broker_url)
+        self.cluster = place.cluster()
         self.flower: Flower | None = None
 
     def __enter__(self) -> Self:
@@ -50,18 +50,18 @@ class ControlRoom:
     @property
     def base(self) -> str:
         assert self.flower is not None
-        return self.flower.base + self._prefix
+        return f"{self.flower.base}/{PREFIX}"
 
     def start_flower(self, *options: str) -> None:
         """Start Flower; again at the same place, after it was ended."""
         port = "0" if self.flower is None else self.flower.base.rpartition(":")[2]
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1"]
-        argv += [f"--port={port}", *([f"--url-prefix={self._prefix.strip('/')}"] if self._prefix else [])]
+        argv += [f"--port={port}", f"--url-prefix={PREFIX}"]
         env = {
             "FLOWER_BASIC_AUTH": ",".join((OPERATOR, VIEWER, TENANT_OPERATOR)),
             "FEEDQ_FLOWER_ROLES": json.dumps(ROLES),
         }
-        log = self._directory / "flower.log"
+        log = self.cluster.directory / "flower.log"
         log.unlink(missing_ok=True)
         self.flower = Flower(
             Node("flower", [*argv, *options], env={**self.cluster.env, **env}, cwd=ROOT, log=log)

@@ -11,8 +11,7 @@ import pytest
 
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.schedule.spec import Overlap
-from feedq.local.postgres import Postgres
-from feedq.local.valkey import Valkey
+from tests.cluster import Place
 from tests.peers.browser import LOOKS, PHONE_DARK, Browser, Look
 from tests.peers.control_room import OPERATOR, VIEWER, ControlRoom
 from tests.schedules import schedule_spec
@@ -46,15 +45,10 @@ DIALOGS = {
 
 
 @pytest.fixture(scope="module")
-def room(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
-) -> Iterator[ControlRoom]:
-    database_url = postgres.create_database("pages")
-    directory = tmp_path_factory.mktemp("pages")
-    with ControlRoom(directory, database_url=database_url, broker_url=valkey.url(), prefix="/q") as room:
-        show_history(database_url)
+def room(place: Place) -> Iterator[ControlRoom]:
+    with ControlRoom(place) as room:
+        show_history(place.database_url)
         yield room
-    postgres.drop_database("pages")
 
 
 HISTORY = """

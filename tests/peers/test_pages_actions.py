@@ -11,10 +11,8 @@ import pytest
 
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Load, NewWorker
-from feedq.local.postgres import Postgres
-from feedq.local.valkey import Valkey
 from tests.asking import send_heartbeat
-from tests.cluster import wait_until
+from tests.cluster import Place, wait_until
 from tests.peers.browser import PHONE_DARK, Browser
 from tests.peers.control_room import OPERATOR, TENANT_OPERATOR, VIEWER, ControlRoom
 from tests.schedules import schedule_spec
@@ -26,14 +24,9 @@ OF_ACME = "/feeds?match=acme/o*"
 
 
 @pytest.fixture(scope="module")
-def room(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
-) -> Iterator[ControlRoom]:
-    database_url = postgres.create_database("pages_actions")
-    directory = tmp_path_factory.mktemp("pages_actions")
-    with ControlRoom(directory, database_url=database_url, broker_url=valkey.url(), prefix="/q") as room:
+def room(place: Place) -> Iterator[ControlRoom]:
+    with ControlRoom(place) as room:
         yield room
-    postgres.drop_database("pages_actions")
 
 
 def target_states(room: ControlRoom) -> dict[str, str]:
