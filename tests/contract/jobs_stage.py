@@ -9,8 +9,8 @@ from typing import Any
 from feedq.control.store.protocol import job_from
 from feedq.core.model import Worker
 from feedq.core.schedule.model import ClaimedRun, Finish, Granted, Offer, Run, RunState
-from feedq.core.schedule.outcome import unsuccessful
 from feedq.core.schedule.spec import ScheduleSpec
+from feedq.worker.jobs.calling import unsuccessful
 from tests.contract.jobs_harness import JobsHarness
 from tests.schedules import INTERVAL_S
 

@@ -3,6 +3,11 @@
 A *schedule* says which job is to be run and when. Each moment at which it falls due is a *tick*; each tick ends
 in exactly one counted state. A *run* is one tick, one trigger or one tick of a backfill on its way through the
 cluster: one row, whatever becomes of it.
+
+A run waits, is claimed by a worker under a fence, and ends; or it waits again, for another attempt. The moves from
+state to state are functions of the database (`feedq/control/sql/runs.sql` and `ends.sql`). An attempt is its
+worker's as long as the worker lives and the fence stands: until then nobody else ends it, however long it takes,
+but who cancels it on purpose. So a run ends once, whoever was killed, frozen or cut off when.
 """
 
 from __future__ import annotations

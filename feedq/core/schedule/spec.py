@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from enum import StrEnum
 from functools import lru_cache
+from math import inf
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -165,6 +166,18 @@ class Retries(Entry):
     """Factor by which each wait grows."""
     max: Annotated[float, Seconds()] = 600.0
     """Longest wait."""
+
+    def wait_s(self, *, attempt: int) -> float | None:
+        """The seconds until the next attempt, after the ``attempt``-th (1 is the first) failed or timed out; None:
+        the run is over."""
+        assert attempt >= 1, attempt
+        if attempt > self.limit:
+            return None
+        try:
+            bound_s = self.first * self.factor ** (attempt - 1)
+        except OverflowError:
+            bound_s = inf if self.first > 0 else 0.0
+        return min(self.max, bound_s)
 
 
 class CatchUpSpec(Entry):

@@ -26,7 +26,6 @@ from celery.utils.imports import import_from_cwd
 
 from feedq.control.store.jobs.runs import RunStore
 from feedq.core.schedule.model import ClaimedRun, Finish, RunState
-from feedq.core.schedule.outcome import unsuccessful
 from feedq.core.schedule.spec import Semantics
 from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled, RunTakenAway
 from feedq.telemetry.hiding import structlog
@@ -153,6 +152,14 @@ def timed_out(run: ClaimedRun) -> Finish:
     limit_s = run.job.timeout
     said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
     return unsuccessful(run, RunState.TIMED_OUT, said)
+
+
+def unsuccessful(run: ClaimedRun, state: RunState, reason: str) -> Finish:
+    """Return how a worker tells of an attempt that failed, timed out or was cancelled."""
+    # Lost attempts use up no retries; and who cancels a run wants no other attempt.
+    is_repeated = state in (RunState.FAILED, RunState.TIMED_OUT)
+    in_s = run.job.retries.wait_s(attempt=max(run.attempt - run.losses, 1)) if is_repeated else None
+    return Finish(run.id, run.fence, state, reason, in_s)
 
 
 def reason_of(error: BaseException) -> str:
