@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,20 +16,12 @@ M = TypeVar("M", bound=BaseModel)
 
 def installed(group: str) -> list[str]:
     """What is installed of a group of entry points."""
-    return sorted(entry.name for entry in _entries(group))
-
-
-@cache
-def _entries(group: str) -> tuple[EntryPoint, ...]:
-    # Kept: it reads the metadata of every package there is, and a worker asks on its event loop.
-    return tuple(entry_points(group=group))
+    return sorted(entry.name for entry in entry_points(group=group))
 
 
 def load_installed(group: str, name: str, what: str) -> Any:
     """Raises `InvalidInput` when there is none of that name, or it cannot be imported; ``what`` it would be."""
-    for entry in _entries(group):
-        if entry.name != name:
-            continue
+    for entry in entry_points(group=group, name=name):
         try:
             return entry.load()
         except Exception as error:

@@ -128,7 +128,7 @@ class LineFramer(TailFramer):
 
 class CsvFramer(LineFramer):
     """Records end with LF or CRLF outside quotes (RFC 4180). A quote counts where a field begins; elsewhere
-    the field is malformed, and the record ends with its line.
+    the field is malformed, and the record ends with its line, whatever quotes follow.
 
     Lines with an even number of quotes each are whole. Only where one has an odd number, each quote is looked at.
     """
@@ -180,9 +180,8 @@ class CsvFramer(LineFramer):
                     break
             line_end = stream.find(LF, at)
             opening = stream.find(self._quote, at, len(stream) if line_end < 0 else line_end)
-            if opening >= 0:
-                is_quoted = opening == start or stream.endswith(self._delimiter, start, opening)
-                at = opening + len(self._quote)
+            if opening >= 0 and (opening == start or stream.endswith(self._delimiter, start, opening)):
+                at, is_quoted = opening + len(self._quote), True
                 continue
             record = bytes(stream[start:line_end]).removesuffix(CR)
             if line_end < 0 or len(record) > self._max:

@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID, uuid4
@@ -556,8 +557,10 @@ BUILT_IN: Final = "PostgreSQL (postgresql://â€¦), MariaDB and MySQL (mariadb://â
 _ALIASES: Final = {"postgres": "postgresql", "mysql": "mariadb"}
 
 
+@cache
 def load_sink(url: str) -> type[Sink]:
-    """The sink for a database URL, by its scheme. Raises `InvalidInput`."""
+    """The sink for a database URL, by its scheme. Looked up once a process, as connectors are: the first feed of a
+    worker asks on its event loop. Raises `InvalidInput`."""
     scheme = url.partition("://")[0].partition("+")[0]
     name, known = _ALIASES.get(scheme, scheme), installed(ENTRY_POINT_GROUP)
     if name not in known:

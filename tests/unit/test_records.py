@@ -394,6 +394,7 @@ def test_records_of_csv_do_not_depend_on_how_the_stream_was_cut(
         (b'1,ann,"see below\n7,eve,x"\n2,b,c\n', [b'1,ann,"see below\n7,eve,x"', b"2,b,c"], []),
         (b'1,"a\r\n\r\nb",\r\n2\r\n', [b'1,"a\r\n\r\nb",', b"2"], []),
         (b'5" pipe,x\n2\n', [b'5" pipe,x', b"2"], []),
+        (b'a"\na","\n2\n', [b'a"', b'a","', b"2"], []),
         (b'1,"a""\n2\n""b"\n3\n', [b'1,"a""\n2\n""b"', b"3"], []),
         (b'1\n2,"open\n3\n4', [b"1"], [b'2,"open\n3\n4']),
         (b'1,"a"', [], [b'1,"a"']),
