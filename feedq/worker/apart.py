@@ -188,6 +188,7 @@ class _Child:
         while loss is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(CHECK_S if monitor is None else monitor.pause_s)
+                activity = activity or _activity_in(path)  # it may have begun and ended since the last look
                 self.session = activity.session if activity is not None else None
                 if status == 0 or self.told is not None:
                     return None
@@ -195,12 +196,10 @@ class _Child:
                 if loss is None or loss.cause == "killed":
                     loss = Loss("killed", _describe(status))
                 break
-            if activity is None:
-                with contextlib.suppress(OSError, ValueError):
-                    activity = Activity.read(path)
-                    monitor = Monitor(activity, pid=process.pid, dump_pipe=dump_pipe, limits=limits)
-            elif monitor is not None:
+            if monitor is not None:
                 loss = monitor.check()
+            elif (activity := _activity_in(path)) is not None:
+                monitor = Monitor(activity, pid=process.pid, dump_pipe=dump_pipe, limits=limits)
         process.kill()
         process.wait(END_S)
         self.session = activity.session if activity is not None else None
@@ -208,6 +207,13 @@ class _Child:
         if loss.cause == "stuck":
             return loss  # a thread of ours, and no fault of the feed's
         return replace(loss, feed_id=self.key[0], is_certain=True)
+
+
+def _activity_in(path: Path) -> Activity | None:
+    """The notes of the process, once it has made them."""
+    with contextlib.suppress(OSError, ValueError):
+        return Activity.read(path)
+    return None
 
 
 def memory_of_child(s: Settings) -> int:

@@ -14,6 +14,7 @@ from feedq import settings as settings_module
 from feedq.celery import tasks
 from feedq.core.loss import Loss
 from feedq.core.model import LeaseState, NewWorker, Process, Reason, Status, TargetState
+from feedq.worker import apart
 from tests.contract.harness import Harness
 from tests.contract.test_supervisor import Stage
 from tests.waiting import until
@@ -108,6 +109,16 @@ def test_a_feed_whose_process_ends_is_in_quarantine_and_the_next_time_tried_agai
     assert (lease.state, lease.quarantined) == (LeaseState.IDLE, True)
     assert (lease.due_at is not None) == (blamed > 1), "it is the second time that makes it wait"
     assert "its own process at w1 was lost: killed: its process was ended by SIGKILL" in str(lease.blame)
+
+
+def test_a_feed_is_blamed_though_its_process_ended_before_its_worker_looked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "CHECK_S", 60.0)
+    own(stage)
+    stage.reconcile()
+    os.kill(streams_apart(stage), signal.SIGKILL)
+    until(lambda: stage.lease("a").blamed == 1, "it is blamed")
 
 
 def test_an_edit_takes_a_feed_into_the_process_of_its_worker(stage: Stage) -> None:
