@@ -142,6 +142,22 @@ class Harness:
         if self.url in self.connections:
             self.connections.pop(self.url).close()
 
+    def put_clock(self, now: str = "statement_timestamp()", clock: str = "clock_timestamp()") -> None:
+        """The clock by which everything goes: two expressions of SQL."""
+        head = "CREATE OR REPLACE FUNCTION feedq."
+        self.execute(f"{head}now() RETURNS timestamptz LANGUAGE sql STABLE RETURN {now}")
+        self.execute(f"{head}clock() RETURNS timestamptz LANGUAGE sql VOLATILE RETURN {clock}")
+
+    @contextmanager
+    def stopped_clock(self) -> Iterator[None]:
+        """What is read twice has not grown older in between."""
+        now = f"timestamptz '{self.store.now().isoformat()}'"
+        self.put_clock(now, now)
+        try:
+            yield
+        finally:
+            self.put_clock()
+
     def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
         """In a transaction of its own, by a session that is opened anew where a test has ended it."""
         for _ in range(2):

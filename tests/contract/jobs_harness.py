@@ -22,13 +22,6 @@ from feedq.core.schedule.spec import ScheduleSpec
 from tests.contract.harness import TTL_S, Harness
 from tests.schedules import Keys, schedule_spec
 
-CLOCKS = """
-    CREATE OR REPLACE FUNCTION feedq.now() RETURNS timestamptz LANGUAGE sql STABLE
-        RETURN statement_timestamp() + interval '{days} days';
-    CREATE OR REPLACE FUNCTION feedq.clock() RETURNS timestamptz LANGUAGE sql VOLATILE
-        RETURN clock_timestamp() + interval '{days} days';
-"""
-
 
 class JobsHarness(Harness):
     """A store with no schedule, run or queue in it. Its clock, by which everything goes, may be ahead of that of
@@ -37,20 +30,20 @@ class JobsHarness(Harness):
     def __init__(self, url: str, *, ahead_days: int = 0) -> None:
         super().__init__(url)
         self._ahead_days = ahead_days
-        self._put_clock(ahead_days)
+        self._put_clock(f" + interval '{ahead_days} days'")
         self.database = self.store._database
         self.schedules = self.store.jobs.schedules
         self.queues = self.store.jobs.queues
 
     def close(self) -> None:
-        self._put_clock(0)
+        self._put_clock("")
         super().close()
 
     # -- time ----------------------------------------------------------------------------------------
 
-    def _put_clock(self, ahead_days: int) -> None:
+    def _put_clock(self, ahead: str) -> None:
         if self._ahead_days:
-            self.execute(CLOCKS.format(days=ahead_days))
+            self.put_clock(f"statement_timestamp(){ahead}", f"clock_timestamp(){ahead}")
 
     def now(self) -> datetime:
         """On the database's clock."""
