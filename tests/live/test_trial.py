@@ -26,6 +26,9 @@ from feedq.verbs import trial as trials
 from feedq.verbs.trial import BYTES_MAX, StepOutcome, Trial, try_feed
 from tests.live import odd_connector
 
+ANSWERED_S = 60.0
+"""For a connector that gives something or ends by itself: longer than a busy machine keeps it waiting."""
+
 
 @pytest.fixture(autouse=True)
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -34,7 +37,8 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     load_connector.cache_clear()
     # What is waited for in vain here is waited for in every run of the tests.
     monkeypatch.setattr(trials, "END_S", 0.2)
-    monkeypatch.setattr(trials, "GRACE_S", 0.2)
+    # What ends by itself is given the time that a busy machine may need.
+    monkeypatch.setattr(trials, "GRACE_S", ANSWERED_S)
     yield
     load_connector.cache_clear()
 
@@ -44,7 +48,9 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(sinks={"default": SecretStr(f"sqlite:///{tmp_path / 'sink'}")})
 
 
-def tried(settings: Settings, how: str, *, timeout_s: float = 0.1, records: int = 1, **more: Any) -> Trial:
+def tried(
+    settings: Settings, how: str, *, timeout_s: float = ANSWERED_S, records: int = 1, **more: Any
+) -> Trial:
     source = {"how": how, "format": "text", **more}
     spec = FeedSpec(name="acme/odd", connector="odd", source=source, sink={"table": "landed"})
     return try_feed(spec, settings, SystemClock(), records=records, timeout_s=timeout_s)
@@ -60,7 +66,6 @@ def said(trial: Trial, step: str) -> tuple[StepOutcome, str]:
     [
         ("gives a record", StepOutcome.OK, "connected; 1 records"),
         ("hangs in its end", StepOutcome.OK, "connected; 1 records"),
-        ("is silent", StepOutcome.OK, "connected; no record within 0.1 s (--timeout)"),
         ("ends", StepOutcome.FAILED, "the source ended the stream"),
         ("raises", StepOutcome.FAILED, "unexpected error in connector: ZeroDivisionError('x')"),
         ("exits", StepOutcome.FAILED, "unexpected error in connector: SystemExit(3)"),
@@ -69,26 +74,36 @@ def said(trial: Trial, step: str) -> tuple[StepOutcome, str]:
             StepOutcome.FAILED,
             "unexpected error in connector: TypeError('it gave a int instead of a Batch')",
         ),
-        (
-            "keeps the loop busy",
-            StepOutcome.FAILED,
-            "the connector did not end within 0.4 s of being told to",
-        ),
-        (
-            "swallows its cancellation",
-            StepOutcome.FAILED,
-            "the connector did not end within 0.4 s of being told to",
-        ),
     ],
 )
-def test_a_trial_ends_in_time_and_says_what_the_connector_did(
+def test_a_trial_ends_with_what_the_connector_did(
     settings: Settings, how: str, outcome: StepOutcome, detail: str
 ) -> None:
     began = time.monotonic()
     trial = tried(settings, how, text="x")
     assert said(trial, "source") == (outcome, detail)
-    assert time.monotonic() - began < odd_connector.BUSY_S
+    assert time.monotonic() - began < ANSWERED_S
     assert trial.ok is (outcome is StepOutcome.OK)
+
+
+def test_a_trial_of_a_silent_source_ends_in_time(settings: Settings) -> None:
+    trial = tried(settings, "is silent", timeout_s=0.1)
+    assert said(trial, "source") == (StepOutcome.OK, "connected; no record within 0.1 s (--timeout)")
+
+
+@pytest.mark.parametrize("how", ["keeps the loop busy", "swallows its cancellation"])
+def test_a_trial_ends_in_time_though_its_connector_does_not(
+    settings: Settings, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "GRACE_S", 0.2)
+    began = time.monotonic()
+    trial = tried(settings, how, timeout_s=0.1)
+    assert said(trial, "source") == (
+        StepOutcome.FAILED,
+        "the connector did not end within 0.4 s of being told to",
+    )
+    assert time.monotonic() - began < odd_connector.BUSY_S
+    assert not trial.ok
 
 
 def test_a_cursor_that_could_not_be_kept_fails_the_trial_as_it_would_fail_the_feed(
@@ -113,7 +128,7 @@ def test_what_a_source_repeats_of_a_secret_is_masked_in_records_and_cursor(
 
 
 def test_large_records_end_a_trial_before_they_fill_the_memory(settings: Settings) -> None:
-    trial = tried(settings, "is large", timeout_s=20.0, records=1_000)
+    trial = tried(settings, "is large", records=1_000)
     assert sum(len(preview.record) for preview in trial.records) < 2 * BYTES_MAX
 
 
@@ -170,9 +185,9 @@ def test_a_missing_file_is_said_at_once(settings: Settings) -> None:
     spec = FeedSpec(
         name="acme/x", connector="file", source={"path": "/nowhere/at/all"}, sink={"table": "landed"}
     )
-    trial = try_feed(spec, settings, SystemClock(), timeout_s=8.0)
+    trial = try_feed(spec, settings, SystemClock(), timeout_s=ANSWERED_S)
     assert said(trial, "source") == (
         StepOutcome.FAILED,
         "/nowhere/at/all: there is no such file on this worker (source.missing_timeout_s)",
     )
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < ANSWERED_S / 2
