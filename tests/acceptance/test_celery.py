@@ -69,17 +69,20 @@ def active(setup: CeleryTestSetup) -> dict[str, str]:
 
 def test_every_node_is_ready_and_answers_a_ping(celery_setup: CeleryTestSetup) -> None:
     assert celery_setup.ready(control=True, docker=True)
-    answers = celery_setup.app.control.ping(timeout=2.0)
-    answered = {name for answer in answers for name in answer}
-    assert answered == {worker.hostname() for worker in celery_setup.worker_cluster}
+    workers = {worker.hostname() for worker in celery_setup.worker_cluster}
+
+    def answering() -> set[str]:
+        return {name for answer in celery_setup.app.control.ping(timeout=2.0) for name in answer}
+
+    wait_until(lambda: answering() == workers, limit_s=20, what=lambda: f"all of {workers} answer")
 
 
 def test_inspect_active_lists_every_running_feed_on_its_worker(
     celery_setup: CeleryTestSetup, cluster: Cluster
 ) -> None:
-    streams = active(celery_setup)
     leases = cluster.leases().values()
-    assert streams == {f"{row.feed_id}-{row.epoch}": row.worker for row in leases}
+    owners = {f"{row.feed_id}-{row.epoch}": row.worker for row in leases}
+    wait_until(lambda: active(celery_setup) == owners, limit_s=20, what=lambda: f"Celery shows {owners}")
 
 
 def test_revoke_with_terminate_ends_one_stream_and_the_feed_starts_anew(
