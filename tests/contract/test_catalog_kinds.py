@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from feedq.errors import CatalogUnavailable, InvalidInput
+from feedq.local.process import free_port
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, open_catalog
 from tests.contract.catalog_reading import feeds, manifest, mistakes, opened
@@ -241,9 +241,7 @@ Stations = Collection[dict[str, Any]]
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("mongodb")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     program = Path(sys.executable).with_name("nx-27017")
     where = ["--db", "memory", "-p", str(port), "--pid-file", str(directory / "pid")]
     with (directory / "log").open("w") as log:

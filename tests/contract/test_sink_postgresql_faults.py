@@ -32,6 +32,7 @@ from tests.contract.sink_stage import (
 from tests.proxy import Fault
 from tests.unit.data_path import DataPath
 
+ROUNDS = 100
 KEYED = Target("keyed", "json", (), ("payload",))
 
 
@@ -236,16 +237,14 @@ async def test_two_feeds_whose_tables_raise_what_servers_in_trouble_raise_hold_u
                 await asyncio.sleep(0.01)
 
         troubles = [asyncio.create_task(send_on(queue)) for queue in (bad, worse)]
-        slowest_s, until = 0.0, time.monotonic() + 3.0
-        while time.monotonic() < until:
-            began = time.monotonic()
-            await well.put(batch(b"1", cursor=1))
-            async with asyncio.timeout(PATIENCE_S):
+        rounds = 0
+        # Far fewer would fit into it if each waited for a try of the others.
+        async with asyncio.timeout(PATIENCE_S):
+            while rounds < ROUNDS or bad.trouble is None:
+                await well.put(batch(b"1", cursor=1))
                 await well.join()
-            slowest_s = max(slowest_s, time.monotonic() - began)
-        assert bad.trouble is not None
-        assert path.outage.down is None
-        assert slowest_s < 1.0
+                rounds += 1
+                assert path.outage.down is None
         for task in troubles:
             task.cancel()
         await asyncio.gather(*troubles, return_exceptions=True)
@@ -286,11 +285,11 @@ def test_a_landing_that_is_too_slow_for_a_group_is_written_apart(
         """
         CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload jsonb);
         CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            PERFORM pg_sleep(1); RETURN NEW; END $$;
+            PERFORM pg_sleep(1.5); RETURN NEW; END $$;
         CREATE TRIGGER slowly BEFORE INSERT ON raw FOR EACH ROW EXECUTE FUNCTION slowly();
         """
     )
-    monkeypatch.setattr("feedq.sinks.transactional.BRIEF_STATEMENT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("feedq.sinks.transactional.BRIEF_STATEMENT_TIMEOUT_S", 1.0)
     sink = harness.sink()
     sink.fence([request(1, 1), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
     group = [write(1, 1, batch(b"1")), write(2, 1, batch(b"2"), target=OTHER)]
