@@ -89,6 +89,11 @@ class SchemaBehind(Unavailable):
 class LeaseLost(FeedqError):
     """The feed has another owner, or none: this worker must stop writing it."""
 
+    def __init__(self, message: str, *, sink_epoch: int | None = None) -> None:
+        """``sink_epoch``: the epoch that the sink knows of, if it was the sink that said so."""
+        super().__init__(message)
+        self.sink_epoch = sink_epoch
+
 
 class RunTakenAway(FeedqError):
     """The run has a newer fence, or has ended: what this worker wrote for it was rolled back."""

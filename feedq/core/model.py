@@ -643,6 +643,8 @@ class Release(Keyed):
     """Set when the feed is to run apart from others from now on."""
     records: int | None = None
     """All that ever landed of it, where the sink has said so."""
+    sink_epoch: int | None = None
+    """The epoch that superseded this owner's in the sink: the next owner gets a larger one."""
 
 
 @dataclass(frozen=True, slots=True)

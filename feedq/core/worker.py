@@ -160,10 +160,7 @@ FEED_TRANSITIONS: Mapping[tuple[FeedState, FeedEvent], FeedState] = MappingProxy
 class WorkerFeed:
     """A feed of this worker."""
 
-    assigned_key: FeedKey
-    """The key that it was assigned under: by this it is known here until it ends."""
     key: FeedKey
-    """The key that its lease has now: its epoch may have been raised since."""
     worker_id: UUID
     """The worker session that claimed it."""
     message: object = None
@@ -249,8 +246,8 @@ class WorkerCore:
         """Iterate over the feeds that have been granted and have not ended."""
         return iter(list(self._running.values()))
 
-    def get(self, assigned_key: FeedKey) -> WorkerFeed | None:
-        return self._feeds.get(assigned_key)
+    def get(self, key: FeedKey) -> WorkerFeed | None:
+        return self._feeds.get(key)
 
     def wakes_at(self) -> float:
         """Return when `tick` is due, unless an event comes first."""
@@ -408,7 +405,7 @@ class WorkerCore:
         if self.feeds + self._claiming >= self.capacity and key[0] not in self._running:
             # The broker may hand out more than was asked for, after a reconnect for instance.
             return f"this worker holds {self.capacity} feeds already"
-        self._feeds[key] = WorkerFeed(key, key, self.worker_id, message)
+        self._feeds[key] = WorkerFeed(key, self.worker_id, message)
         self._claiming += 1
         return None
 
@@ -483,7 +480,7 @@ class WorkerCore:
         # The event loop may be what is slow, so the sockets are shut without it.
         over = [feed for key in before - self._asked if (feed := self._holder(key))]
         if over:
-            actions += [CutSockets([feed.assigned_key for feed in over]), *self._lose(over, now)]
+            actions += [CutSockets([feed.key for feed in over]), *self._lose(over, now)]
         actions += self._stop([(feed, r.reason) for r in requests if (feed := self._holder(r.key))])
         # The database thinks that these run here, and they do not: released, or they would wait for ever.
         unrun = [Release(*r.key, r.reason) for r in requests if self._holder(r.key) is None]
@@ -518,18 +515,10 @@ class WorkerCore:
         releases = [Release(*key, Reason.RELEASED) for key in sorted(unrun)]
         return self._lose(lost, now) + ([ReleaseLeases(worker_id, releases)] if releases else [])
 
-    def epoch_raised(self, before: FeedKey, after: FeedKey) -> list[Action]:
-        """The database has given the feed with this lease a higher epoch, because the sink knew of one."""
-        if (feed := self._holder(before)) is not None:
-            feed.key = after
-        return []
-
-    def feed_ended(
-        self, assigned_key: FeedKey, release: Release | None, why: str, *, now: float
-    ) -> list[Action]:
+    def feed_ended(self, key: FeedKey, release: Release | None, why: str, *, now: float) -> list[Action]:
         """A feed does not run here any more. ``release`` is what is to become of its lease; None: that is lost,
         or the feed's own process had it."""
-        feed = self._feeds.get(assigned_key)
+        feed = self._feeds.get(key)
         if feed is None or feed.state is FeedState.CLAIMING:
             return []
         if release is None:
@@ -543,10 +532,10 @@ class WorkerCore:
         return [ReleaseLeases(feed.worker_id, [release]), *self._remove(feed, why)]
 
     def _remove(self, feed: WorkerFeed, why: str) -> list[Action]:
-        del self._feeds[feed.assigned_key]
-        self._lost.pop(feed.assigned_key, None)
-        if self._running.get(feed.assigned_key[0]) is feed:
-            del self._running[feed.assigned_key[0]]
+        del self._feeds[feed.key]
+        self._lost.pop(feed.key, None)
+        if self._running.get(feed.key[0]) is feed:
+            del self._running[feed.key[0]]
         actions: list[Action] = [] if feed.message is None else [FinishMessage(feed.message, why)]
         return actions + self._drained()
 
@@ -554,7 +543,7 @@ class WorkerCore:
         told: list[tuple[FeedKey, Reason]] = []
         for feed, reason in stops:
             feed.after(FeedEvent.STOP)
-            told.append((feed.assigned_key, reason))
+            told.append((feed.key, reason))
         return [StopFeeds(told)] if told else []
 
     def _lose(self, feeds: Iterable[WorkerFeed], now: float) -> list[Action]:
@@ -563,15 +552,15 @@ class WorkerCore:
             if feed.state is not FeedState.LOST:
                 feed.after(FeedEvent.LOSE)
                 feed.told_at = now
-                self._lost[feed.assigned_key] = feed
-                told.append(feed.assigned_key)
+                self._lost[feed.key] = feed
+                told.append(feed.key)
         return [LoseFeeds(told)] if told else []
 
     def _cut_lost_feeds(self, now: float) -> list[Action]:
         late = [feed for feed in self._lost.values() if feed.told_at + LOST_S <= now]
         for feed in late:
             feed.told_at = now
-        keys = [feed.assigned_key for feed in late]
+        keys = [feed.key for feed in late]
         return [LoseFeeds(keys), CutSockets(keys, overdue=True)] if late else []
 
     # -- leaving -------------------------------------------------------------------------------------
@@ -595,7 +584,7 @@ class WorkerCore:
             return []
         some = [drain.waiting.popleft() for _ in range(min(STOPS_TOGETHER, len(drain.waiting)))]
         drain.next_at = now + drain.pause_s if drain.waiting else float("inf")
-        return self._stop([(feed, Reason.RELEASED) for feed in some if feed.assigned_key in self._feeds])
+        return self._stop([(feed, Reason.RELEASED) for feed in some if feed.key in self._feeds])
 
     def _drained(self) -> list[Action]:
         is_over = self.is_draining and not self._running and not any(self._apart())

@@ -87,7 +87,6 @@ class StopFeeds:
     """Have these feeds commit what they have received, and release them."""
 
     feeds: list[tuple[FeedKey, Reason]]
-    """The feeds by the key that they were assigned under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,6 @@ class LoseFeeds:
     """Ends these feeds without writing or releasing anything: they have another owner, or may have."""
 
     keys: list[FeedKey]
-    """The keys that the feeds were assigned under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,6 @@ class CutSockets:
     """Shut the sockets of these at once, whether their event loop turns or not."""
 
     keys: list[FeedKey]
-    """The keys that the feeds were assigned under."""
     overdue: bool = False
     """The feeds that were told to end, and have not."""
 

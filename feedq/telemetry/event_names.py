@@ -99,7 +99,6 @@ class LogEvent(StrEnum):
     SINK_REWOUND = "the sink's checkpoint has gone back: the feed continues from it"
     FEED_FAILED = "feed cannot run as declared; it is retried automatically"
     FENCE_BLOCKED = "fence waits for a predecessor's transaction"
-    EPOCH_RAISED = "epoch raised above the one in the sink"
     SINK_AWAY = "sink database does not answer; batches are kept"
     SINK_BACK = "sink database answers again"
     FEEDS_APART = "feeds are written apart from the others: some of their records did not land at once"

@@ -62,7 +62,6 @@ class FeedProgress:
     otherwise."""
 
     key: FeedKey
-    """The lease: its epoch may be raised while the feed runs."""
     _feed: str
     _clock: Clock
     _rng: Random

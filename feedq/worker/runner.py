@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from random import Random
@@ -107,7 +107,6 @@ class WorkerServices:
     """Set while this worker may act as owner; belongs to the runner's loop."""
     commit_timeout_s: float
     """How long a feed that ends waits for its last commits."""
-    raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
     expected: Callable[[str, Expectations], Expectations]
     """What is expected of a feed of this tenant that expects something of itself."""
     on_progress: Callable[[FeedProgress], None]
@@ -157,7 +156,6 @@ class FeedRunner:
 
     @property
     def key(self) -> FeedKey:
-        """The lease: its epoch may be raised while the feed runs."""
         return self.progress.key
 
     @property
@@ -334,7 +332,7 @@ class FeedRunner:
         if failed is not None:
             failed.abandon()
         with self._trace.fencing():
-            fenced = await self._fence(what.sink, what.target, had_it=failed is not None)
+            fenced = await self._fence(what.sink, what.target)
         self.progress.fenced()
         self._must_fence = False
         batch_queue = self._worker.sinks.open_batch_queue(
@@ -359,27 +357,20 @@ class FeedRunner:
         logger.warning(LogEvent.SINK_REWOUND, feed=self.name, sink=rewind.sink, epoch=self.key[1])
         self._worker.on_progress(self.progress)
 
-    async def _fence(self, sink_name: str, target: Target, *, had_it: bool) -> Fenced:
-        """Take the checkpoint, under a higher epoch if the control database has forgotten one; but not back from
-        who took it from us: two that have copies of one control database would do that without end."""
-        while True:
-            request = FenceRequest(self.key[0], self.name, self.key[1], target, self._identity)
-            match await self._worker.sinks.fence(sink_name, request):
-                case Fenced() as fenced:
-                    return fenced
-                case Unusable(error=error):
-                    raise FeedMisconfigured(error)
-                case Superseded(epoch_in_sink=above):
-                    raised = None if had_it else await self._worker.raise_epoch(self.key, above)
-                    if raised is None:
-                        raise LeaseLost(
-                            f"feed {self.key[0]} ({self.name}): epoch {self.key[1]} was superseded by "
-                            f"{above} in sink {sink_name!r}"
-                        )
-                    logger.warning(LogEvent.EPOCH_RAISED, feed=self.name, epoch=raised[1], sink_epoch=above)
-                    self.progress.key = raised
-                case other:
-                    raise AssertionError(f"a fence ended with {other!r}")
+    async def _fence(self, sink_name: str, target: Target) -> Fenced:
+        """Take the checkpoint. Raises `LeaseLost` and `FeedMisconfigured`."""
+        feed_id, epoch = self.key
+        request = FenceRequest(feed_id, self.name, epoch, target, self._identity)
+        match await self._worker.sinks.fence(sink_name, request):
+            case Fenced() as fenced:
+                return fenced
+            case Unusable(error=error):
+                raise FeedMisconfigured(error)
+            case Superseded(epoch_in_sink=above):
+                said = f"epoch {epoch} was superseded by {above} in sink {sink_name!r}"
+                raise LeaseLost(f"feed {feed_id} ({self.name}): {said}", sink_epoch=above)
+            case other:
+                raise AssertionError(f"a fence ended with {other!r}")
 
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
         decision = self.progress.next_try(error)
@@ -426,7 +417,8 @@ class FeedRunner:
     def _release_fenced(self, error: LeaseLost) -> Release:
         self._disconnected()
         again_s = self.progress.after_fence_s()
-        return self._release(Reason.FENCED, error=self.progress.masked(error), retry_in_s=again_s)
+        release = self._release(Reason.FENCED, error=self.progress.masked(error), retry_in_s=again_s)
+        return replace(release, sink_epoch=error.sink_epoch)
 
     async def _commit_and_release(self, sink_name: str) -> Release | None:
         self._is_releasing = True

@@ -45,7 +45,7 @@ from feedq.core.passwords import mask_url
 from feedq.core.tap import TapPart
 from feedq.core.worker import WorkerCore
 from feedq.core.worker_actions import Action
-from feedq.errors import InvalidInput, Unavailable
+from feedq.errors import InvalidInput
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.watched_threads import WatchedThread, note_turn
@@ -61,7 +61,7 @@ from feedq.worker.runner import UNEXPECTED_RETRY_S, FeedRunner, Interrupt, Worke
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import TapWriter
 from feedq.worker.thread_pool import Lane, ThreadPool
-from feedq.worker.threads import call_on, resolve
+from feedq.worker.threads import call_on
 from feedq.worker.watch import LOOP, Standstill, Watch
 
 SINK_PATIENCE_S = 5.0
@@ -139,7 +139,7 @@ class Supervisor:
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._runners: dict[FeedKey, FeedRunner] = {}
-        """The runners by the key that the feed was assigned under. Changed on the loop, read from any thread."""
+        """Changed on the loop, read from any thread."""
         self._apart = Apart(settings, on_ended=self._apart_ended, on_lost=self._apart_lost)
         self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
         self._trusted = asyncio.Event()
@@ -148,9 +148,9 @@ class Supervisor:
         self._load_meter = LoadMeter(self._loop)
         self._sinks_down: set[str] = set()
         self._missed: set[FeedKey] = set()
-        """The feeds that were to run and did not at the last heartbeat, by their assigned keys."""
-        self._tasks: dict[asyncio.Task[Release | None], tuple[FeedRunner, FeedKey, UUID]] = {}
-        """The task of each runner, the key that its feed was assigned under, and the session that claimed it."""
+        """The feeds that were to run and did not at the last heartbeat."""
+        self._tasks: dict[asyncio.Task[Release | None], tuple[FeedRunner, UUID]] = {}
+        """The runner of each task, and the session that claimed its feed."""
         self._on_task_done = self._runner_ended  # made once: of each feed, it is kept
         self._thread = WatchedThread(self._run_loop, name=LOOP)
 
@@ -300,8 +300,8 @@ class Supervisor:
     def _reports_refused(self, keys: list[FeedKey]) -> None:
         self._driver.tell(self.core.reports_refused, keys, now=self._clock.monotonic())
 
-    def _feed_ended(self, assigned_key: FeedKey, release: Release | None, why: str) -> None:
-        self._driver.tell(self.core.feed_ended, assigned_key, release, why, now=self._clock.monotonic())
+    def _feed_ended(self, key: FeedKey, release: Release | None, why: str) -> None:
+        self._driver.tell(self.core.feed_ended, key, release, why, now=self._clock.monotonic())
 
     # -- what the core decides -----------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class Supervisor:
                 self._start_runner(FeedRunner(claim, services), claim, worker_id)
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
-                self._release_unstarted(claim.key, claim.key, Reason.BACKOFF, mask_url(str(error)))
+                self._release_unstarted(claim.key, Reason.BACKOFF, mask_url(str(error)))
 
     def _start_apart(self, worker_id: UUID, claims: list[Claim]) -> None:
         for claim in claims:
@@ -418,7 +418,7 @@ class Supervisor:
                 self._apart.start(claim, worker_id)
             except RuntimeError as error:
                 logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
-                self._release_unstarted(claim.key, claim.key, Reason.QUARANTINED, str(error))
+                self._release_unstarted(claim.key, Reason.QUARANTINED, str(error))
 
     def _apart_ended(self, key: FeedKey, release: Release | None) -> None:
         self._feed_ended(key, release, release.reason.value if release else "ended")
@@ -431,33 +431,32 @@ class Supervisor:
         context = copy_context()
         context.run(current_feed.set, feed_id)
         task = self._loop.create_task(runner.run(), name=f"feed-{feed_id}", context=context)
-        self._tasks[task] = runner, runner.key, worker_id
+        self._tasks[task] = runner, worker_id
         task.add_done_callback(self._on_task_done, context=context)
         self._runners[runner.key] = runner
         logger.debug(LogEvent.FEED_CLAIMED, feed=runner.name, epoch=runner.key[1])
 
-    def _release_unstarted(self, assigned_key: FeedKey, key: FeedKey, reason: Reason, why: str) -> None:
+    def _release_unstarted(self, key: FeedKey, reason: Reason, why: str) -> None:
         said = f"it could not be started: {why}"
-        self._feed_ended(assigned_key, Release(*key, reason, UNEXPECTED_RETRY_S, 1, said), f"failed: {said}")
+        self._feed_ended(key, Release(*key, reason, UNEXPECTED_RETRY_S, 1, said), f"failed: {said}")
 
     def _check_started(self) -> None:
         """Release feeds that were to start here and do not run, whatever kept them from it: the control database
         would have them connecting for ever. They are missed twice, as the start of one may be about to come."""
-        missed = {feed.assigned_key: feed for feed in self.core if feed.assigned_key not in self._runners}
-        for assigned_key in missed.keys() & self._missed:
-            feed = missed.pop(assigned_key)
-            logger.error(LogEvent.UNEXPECTED, where="start", feed_id=assigned_key[0], error="it does not run")
-            self._release_unstarted(assigned_key, feed.key, Reason.BACKOFF, "it did not run")
-        self._missed = set(missed)
+        missed = {feed.key for feed in self.core} - self._runners.keys()
+        for key in missed & self._missed:
+            logger.error(LogEvent.UNEXPECTED, where="start", feed_id=key[0], error="it does not run")
+            self._release_unstarted(key, Reason.BACKOFF, "it did not run")
+        self._missed = missed - self._missed
 
     def _stop_feeds(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
-        for assigned_key, reason in feeds:
-            if (runner := self._runners.get(assigned_key)) is not None:
+        for key, reason in feeds:
+            if (runner := self._runners.get(key)) is not None:
                 runner.interrupt(Interrupt.STOP, reason=reason)
 
     def _lose_feeds(self, keys: list[FeedKey]) -> None:
-        for assigned_key in keys:
-            if (runner := self._runners.get(assigned_key)) is not None:
+        for key in keys:
+            if (runner := self._runners.get(key)) is not None:
                 runner.interrupt(Interrupt.LOST)
 
     def _suspend(self) -> None:
@@ -466,7 +465,7 @@ class Supervisor:
             runner.interrupt(Interrupt.SUSPEND)
 
     def _runner_ended(self, task: asyncio.Task[Release | None]) -> None:
-        runner, assigned_key, worker_id = self._tasks.pop(task)
+        runner, worker_id = self._tasks.pop(task)
         release, why = None, "lost"
         if not task.cancelled():
             if (error := task.exception()) is not None:
@@ -475,13 +474,13 @@ class Supervisor:
                 why = f"failed: {release.error}"
             elif (release := task.result()) is not None:
                 why = release.reason.value
-        self._runners.pop(assigned_key, None)
+        self._runners.pop(runner.key, None)
         self._progress_reporter.discard(runner.progress)
         if release is not None:
             # What it did since the last report belongs to this epoch: it is told before the release.
             self._report(worker_id, [runner.progress.report()])
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.name, reason=release.reason.value)
-        self._feed_ended(assigned_key, release, why)
+        self._feed_ended(runner.key, release, why)
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
         self._load_meter.count(progress)
@@ -500,7 +499,6 @@ class Supervisor:
             connect_limiter=self._connect_limiter,
             trusted=self._trusted,
             commit_timeout_s=self._settings.drain_timeout_s * COMMIT_PART,
-            raise_epoch=self._raise_epoch,
             expected=self._settings.expected_of,
             on_progress=self._progress_reporter.note,
             on_status=self._progress_reporter.tell,
@@ -552,25 +550,6 @@ class Supervisor:
         self._progress_reporter.report()
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.lease_client.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
-
-    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
-        answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
-        worker_id = self._worker_id()
-
-        def raise_it() -> None:
-            try:
-                raised = self._store.leases.raise_epoch(worker_id, key, above=above)
-            except Unavailable:
-                raise  # asked again
-            except Exception:
-                self._soon(resolve, answer, None)
-                raise
-            if raised is not None:
-                self._driver.tell(self.core.epoch_raised, key, raised)
-            self._soon(resolve, answer, raised)
-
-        self.lease_client.do(raise_it)
-        return await answer
 
     def _worker_id(self) -> UUID:
         assert self.lease_keeper.worker is not None

@@ -33,7 +33,6 @@ UNSTORABLE = "half \ud800, NUL \0"
 def test_a_claim_matches_what_was_assigned_and_stamps_the_epoch(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.assign(feed, worker)
-    assert harness.store.leases.raise_epoch(worker.id, key, above=100) is None, "it is not claimed yet"
     feed = harness.store.feeds.edit(spec(weight=5.0))
     (claim,) = harness.store.leases.claim(worker.id, [key])
     assert (claim.key, claim.feed, claim.attempts) == (key, feed, 0)
@@ -53,13 +52,14 @@ def test_a_forged_message_does_nothing_to_the_others(harness: Harness, key: Feed
 
 
 def said_of(harness: Harness, worker_id: UUID, key: FeedKey) -> tuple[object, ...]:
-    """What is granted to a worker that claims and reports a feed, raises its epoch and releases it."""
+    """What is granted to a worker that claims, reports and releases a feed."""
     leases, (feed_id, epoch) = harness.store.leases, key
     return (
         [claim.key for claim in leases.claim(worker_id, [key])],
         leases.report(worker_id, [progress(key)]).held,
-        leases.raise_epoch(worker_id, key, above=100),
-        leases.release(worker_id, [Release(feed_id, epoch, Reason.FAILED, error="from the past")]),
+        leases.release(
+            worker_id, [Release(feed_id, epoch, Reason.FAILED, error="from the past", sink_epoch=100)]
+        ),
     )
 
 
@@ -75,7 +75,7 @@ def test_who_has_not_got_the_feed_can_do_nothing_to_it(
     before = harness.lease(feed)
     owner = {"another worker": other.id, "a stranger": uuid4()}.get(who, worker.id)
     for shift in (-1, 1, 1_000) if who == "another epoch" else (0,):
-        assert said_of(harness, owner, (feed_id, epoch + shift)) == ([], [], None, [])
+        assert said_of(harness, owner, (feed_id, epoch + shift)) == ([], [], [])
     assert harness.lease(feed) == before
 
 
@@ -273,15 +273,16 @@ def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> 
     assert harness.store.leases.stop_requests(worker.id) == []
 
 
-@pytest.mark.parametrize(("above", "raised_to"), [(41, 42), (1, 2), (0, 2)])
-def test_a_raised_epoch_is_above_both(harness: Harness, above: int, raised_to: int) -> None:
+@pytest.mark.parametrize(("sink_epoch", "next_epoch"), [(41, 42), (1, 2), (0, 2), (2**63 - 1, 2)])
+def test_the_owner_after_one_that_was_fenced_gets_an_epoch_above_that_of_the_sink(
+    harness: Harness, sink_epoch: int, next_epoch: int
+) -> None:
     worker, feed, key = harness.running()
-    new = harness.store.leases.raise_epoch(worker.id, key, above=above)
-    assert new == (feed.id, raised_to)
-    assert (harness.lease(feed).epoch, harness.lease(feed).state) == (raised_to, LeaseState.RUNNING)
-    assert harness.store.leases.report(worker.id, [progress(key)]).held == [], "the old key is stale now"
-    assert harness.store.leases.report(worker.id, [progress(new)]).held == [new]
-    assert events_of(harness.store, feed.name)[0].kind == EventKind.LEASE_RAISED
+    release = Release(*key, Reason.FENCED, sink_epoch=sink_epoch)
+    assert harness.store.leases.release(worker.id, [release]) == [key]
+    raised = [event for event in events_of(harness.store, feed.name) if event.kind == EventKind.LEASE_RAISED]
+    assert len(raised) == (sink_epoch == 41)
+    assert harness.assign(feed, worker) == (feed.id, next_epoch)
 
 
 def test_a_claim_says_whether_the_owner_was_lost_a_moment_ago_beside_this_worker(harness: Harness) -> None:

@@ -355,6 +355,17 @@ def test_what_is_not_run_here_is_released_once_another_feed_was_fenced(stage: St
     until(lambda: stage.lease("b").state is LeaseState.IDLE, "released")
 
 
+def test_a_feed_whose_sink_is_ahead_streams_again_under_a_larger_epoch(stage: Stage) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    raise_the_sinks_epoch(stage, 100)
+    until(lambda: stage.lease().state is LeaseState.IDLE, "its owner gives way")
+    stage.reconcile()
+    stage.streaming()
+    assert stage.lease().epoch == 101
+
+
 def test_what_is_not_run_here_is_released_after_a_new_session(stage: Stage) -> None:
     forget_a_claim(stage)
     sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import Claim, FeedKey
 from feedq.errors import SinkUnavailable
 from tests.fakes.servers import FakeCommitUnknown, FakeConnection, FakeSink
@@ -19,8 +18,6 @@ class FakeStream:
     key: FeedKey
     claim: Claim
     is_fenced: bool = False
-    had_it: bool = False
-    """Whether it was fenced before, and has lost its checkpoint."""
     cursor: int = 0
     continues: int = 0
     """The commit that the next write continues."""
@@ -31,24 +28,11 @@ class FakeStream:
     """A commit whose answer was lost, and its records."""
     unreported: int = 0
 
-    @property
-    def assigned(self) -> FeedKey:
-        """The key that it was claimed under: its epoch may have been raised since."""
-        return self.claim.key
-
-    def take_over(self, worker_id: UUID, *, store: PostgresStore, sink: FakeSink) -> bool:
-        """Whether it may connect; False: the feed has another owner. Raises `Unavailable`, `SinkUnavailable`."""
+    def take_over(self, worker_id: UUID, *, sink: FakeSink) -> bool:
+        """Whether it may connect; False: the feed has another owner. Raises `SinkUnavailable`."""
         if self.is_fenced:
             return True
         fence = sink.fence(self.key, worker_id)
-        if fence is None:
-            # The sink is ahead of the lease: either we are stale, or the control database is (its lease row was
-            # lost or restored), which then lets us raise the epoch.
-            above = sink.checkpoint(self.key[0]).epoch
-            raised = None if self.had_it else store.leases.raise_epoch(worker_id, self.key, above=above)
-            if raised is not None:
-                self.key = raised
-                fence = sink.fence(raised, worker_id)
         if fence is not None:
             self.is_fenced, self.cursor, self.continues = True, fence.cursor, fence.commit
         return fence is not None
@@ -87,7 +71,7 @@ class FakeStream:
     def begin_anew(self) -> None:
         """The checkpoint is lost: fence again, and resume where the sink says, if it is still ours."""
         self.disconnect()
-        self.is_fenced, self.had_it = False, True
+        self.is_fenced = False
 
     def disconnect(self) -> None:
         """Cut the socket; what was not written will be sent again."""

@@ -495,9 +495,9 @@ class FakeWorker:
             if (stream := self._stream(key)) is not None:
                 stream.disconnect()
 
-    def _stream(self, assigned: FeedKey) -> FakeStream | None:
-        stream = self.streams.get(assigned[0])
-        return stream if stream is not None and stream.assigned == assigned else None
+    def _stream(self, key: FeedKey) -> FakeStream | None:
+        stream = self.streams.get(key[0])
+        return stream if stream is not None and stream.key == key else None
 
     def _connect(self) -> None:
         """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
@@ -513,13 +513,8 @@ class FakeWorker:
     def _take_over(self, stream: FakeStream) -> list[int]:
         """The id of the feed, if it streams now. Raises `Unavailable`, `SinkUnavailable`."""
         assert self.worker is not None
-        before = stream.key
         self._step()
-        is_ours = stream.take_over(self.worker.id, store=self._store, sink=self._sink)
-        if stream.key != before:
-            self.say(f"raises feed {before[0]} from epoch {before[1]} to {stream.key[1]}")
-            self._perform(self.core.epoch_raised(before, stream.key))
-        if not is_ours:
+        if not stream.take_over(self.worker.id, sink=self._sink):
             self._fenced(stream)
             return []
         # What was received before must be decided before more is asked for.
@@ -533,7 +528,9 @@ class FakeWorker:
 
     def _fenced(self, stream: FakeStream) -> None:
         self.say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
-        self._end(stream, Release(*stream.key, Reason.FENCED))
+        # The sink is ahead of the lease: either we are stale, or the control database is.
+        sink_epoch = self._sink.checkpoint(stream.key[0]).epoch
+        self._end(stream, Release(*stream.key, Reason.FENCED, sink_epoch=sink_epoch))
 
     def _commit(self, feed_ids: Iterable[int]) -> None:
         for feed_id in list(feed_ids):
@@ -575,7 +572,7 @@ class FakeWorker:
         if stream.connection is not None:
             stream.connection.close()
         self._commit([stream.key[0]])
-        if self._stream(stream.assigned) is stream:
+        if self._stream(stream.key) is stream:
             self._end(stream, Release(*stream.key, reason))
             if not self._is_leaving:
                 self.say(f"releases feed {stream.key[0]} ({reason})")
@@ -591,7 +588,7 @@ class FakeWorker:
         stream.disconnect()
         del self.streams[stream.key[0]]
         why = release.reason.value if release else "lost"
-        self._perform(self.core.feed_ended(stream.assigned, release, why, now=self._now))
+        self._perform(self.core.feed_ended(stream.key, release, why, now=self._now))
 
     def _suspend(self) -> None:
         for stream in self.streams.values():

@@ -22,7 +22,6 @@ from feedq.core.model import (
     Claim,
     Feed,
     FeedBackfill,
-    FeedKey,
     FeedSpec,
     Reason,
     Release,
@@ -98,9 +97,6 @@ async def numbered_source(source: NumberedSource | None = None) -> AsyncIterator
 def worker_services(sinks: PathPool, **given: Any) -> WorkerServices:
     """What all feeds of a worker share, with nothing behind it but what is given."""
 
-    async def cannot_raise(*_: object) -> None:
-        return None
-
     alone = WorkerServices(
         clock=SystemClock(),
         rng=Random(1),
@@ -113,7 +109,6 @@ def worker_services(sinks: PathPool, **given: Any) -> WorkerServices:
         connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
         trusted=asyncio.Event(),
         commit_timeout_s=2.0,
-        raise_epoch=cannot_raise,
         expected=lambda _, own: own,
         on_progress=lambda _: None,
         on_status=lambda _: None,
@@ -146,8 +141,6 @@ class Bench:
         self.sinks = PathPool(path)
         self.trusted = asyncio.Event()
         self.trusted.set()
-        self.raised: list[int] = []
-        self.may_raise = True
         spec = FeedSpec(
             name="acme/orders" if backfill is None else "acme/orders~backfill",
             connector=connector,
@@ -166,7 +159,6 @@ class Bench:
         services = worker_services(
             self.sinks,
             trusted=self.trusted,
-            raise_epoch=self._raise_epoch,
             **given,
         )
         self.runner = FeedRunner(claim, services)
@@ -190,10 +182,6 @@ class Bench:
         """What it releases when it is told to stop."""
         self.runner.interrupt(Interrupt.STOP)
         return await self.released()
-
-    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
-        self.raised.append(above)
-        return (key[0], above + 1) if self.may_raise else None
 
     @property
     def landed(self) -> list[int]:
@@ -389,14 +377,13 @@ async def test_lost_overrides_a_stop_that_is_under_way() -> None:
         bench.path.tables.away = False
 
 
-async def test_a_sink_ahead_of_a_restored_control_database_raises_the_epoch() -> None:
+async def test_a_sink_ahead_of_a_restored_control_database_has_the_feed_released_with_its_epoch() -> None:
     tables = MemoryTables(checkpoints={1: MemoryCheckpoint(99, uuid4(), cursor=5)})
     async with streaming(tables=tables, epoch=1) as bench:
-        await bench.landed_at_least(3)
-        assert bench.raised == [99]
-        assert bench.runner.key == (1, 100)
-        release = await bench.stop()
-    assert release.epoch == 100
+        release = await bench.released()
+        assert bench.landed == []
+    assert (release.key, release.sink_epoch) == ((1, 1), 99)
+    assert (release.reason, release.retry_in_s) == (Reason.FENCED, 0.0)
 
 
 async def test_a_live_predecessor_is_waited_for() -> None:
@@ -545,7 +532,6 @@ async def test_a_cursor_that_a_person_gave_is_gone_on_from_and_is_no_sink_that_w
 async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:
     tables = MemoryTables()
     async with streaming(tables=tables, begins=False) as bench:
-        bench.may_raise = False
         bench.start()
         await bench.landed_at_least(5)
         with tables.lock:

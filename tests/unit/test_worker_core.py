@@ -387,13 +387,6 @@ def test_a_lost_feed_that_does_not_end_is_cut_off_again_and_again(bench: Bench) 
     assert bench.after(LOST_S) == []
 
 
-def test_a_raised_epoch_is_known_before_the_next_comparison(bench: Bench) -> None:
-    bench.run((1, 1))
-    bench.core.epoch_raised((1, 1), (1, 9))
-    assert bench.held((1, 9)) == []
-    assert bench.asked_to_stop(StopRequest(1, 9, Reason.MOVED)) == [StopFeeds([((1, 1), Reason.MOVED)])]
-
-
 def test_a_feed_that_was_fenced_off_has_the_leases_compared(bench: Bench) -> None:
     bench.run((1, 1))
     bench.ended((1, 1), Reason.FENCED)

@@ -1,6 +1,6 @@
 -- Leases: what owners do with theirs (claim, report, release), and what frees them when an owner is gone.
 --
--- A lease is one row a feed. Its epoch only grows, by one with each assignment. A worker says with everything that it
+-- A lease is one row a feed. Its epoch only grows, with each assignment. A worker says with everything that it
 -- does which worker it is, which feed it means, and under which epoch; what does not match has no effect, and is
 -- missing in the answer. That is the whole fence: whoever was thought dead and comes back finds another epoch.
 --
@@ -146,6 +146,9 @@ END $body$;
 --
 -- `hold_s`: for so long what an announced end releases is kept for the process that is about to take the owner's
 -- place. Not after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
+--
+-- `sink_epoch`: the sink knows of this one. If it is larger than the lease's, the control database has forgotten
+-- something, as one does that was restored; then the lease gets it, and the next owner one that is larger still.
 CREATE FUNCTION feedq_1.release(owner uuid, releases json, hold_s float8) RETURNS json
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 #variable_conflict use_column
@@ -153,13 +156,17 @@ DECLARE
     -- Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
     -- not the workers that fail.
     avoided_max constant int := 8;
+    -- No feed has had so many owners: who finds this in a sink has found a damaged row, and no pass may run out of
+    -- numbers because of it.
+    epochs_max constant bigint := 1::bigint << 62;
     keys json;
     is_news boolean;
     free bigint[];
 BEGIN
     WITH given AS (
         SELECT * FROM json_to_recordset(releases) AS given (
-            feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text, records bigint)
+            feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text, records bigint,
+            sink_epoch bigint)
         ORDER BY feed_id
     ), locked AS (
         SELECT given.*, l.worker_id, l.state, l.promised_to, l.reason AS before
@@ -167,7 +174,8 @@ BEGIN
             SELECT * FROM feedq.lease l WHERE l.feed_id = given.feed_id AND l.epoch = given.epoch FOR UPDATE
         ) l
     ), held AS (
-        SELECT locked.feed_id, locked.error, locked.attempts, locked.records, w.name AS worker,
+        SELECT locked.feed_id, locked.epoch, locked.error, locked.attempts, locked.records, w.name AS worker,
+            CASE WHEN sink_epoch > locked.epoch AND sink_epoch < epochs_max THEN sink_epoch END AS raised_to,
             coalesce(locked.reason = 'failed' AND before = 'failed' AND error = p.last_error, false) AS is_known,
             CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
             CASE WHEN kept THEN hold_s ELSE locked.retry_in_s END AS delay_s
@@ -180,7 +188,7 @@ BEGIN
         WHERE locked.worker_id = owner AND locked.state IN ('running', 'stopping')
     ), released AS (
         UPDATE feedq.lease l SET
-            state = 'idle', worker_id = NULL, reason = held.reason,
+            state = 'idle', worker_id = NULL, reason = held.reason, epoch = coalesce(held.raised_to, l.epoch),
             -- What was promised to another worker stays so.
             promised_to = CASE WHEN held.reason <> 'failed' THEN l.promised_to END,
             moved_at = CASE WHEN held.reason <> 'failed' AND l.promised_to IS NOT NULL THEN l.moved_at END,
@@ -197,7 +205,7 @@ BEGIN
             due_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
                 THEN feedq.clock() + make_interval(secs => held.delay_s) END
         FROM held WHERE l.feed_id = held.feed_id
-        RETURNING l.feed_id, l.epoch, held.reason, held.error, held.is_known
+        RETURNING l.feed_id, held.epoch, held.raised_to, held.reason, held.error, held.is_known
     ), told AS (
         UPDATE feedq.progress p SET
             attempts = held.attempts, records_total = coalesce(held.records, p.records_total),
@@ -210,6 +218,9 @@ BEGIN
         SELECT 'lease_released', feed_id, owner, epoch,
             jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error))
         FROM released WHERE NOT is_known
+        UNION ALL
+        SELECT 'lease_raised', feed_id, owner, raised_to, jsonb_build_object('from', epoch)
+        FROM released WHERE raised_to IS NOT NULL
     )
     SELECT json_agg(json_build_array(feed_id, epoch)), bool_or(NOT is_known) INTO keys, is_news FROM released;
     IF is_news THEN
@@ -358,24 +369,6 @@ BEGIN
         PERFORM pg_notify('feedq_wake', '');
     END IF;
     RETURN true;
-END $body$;
-
--- A lease of a control database that was restored is lifted above the epoch that its sink has seen. Answers with the
--- new key; with none when the lease is no longer held under this one.
-CREATE FUNCTION feedq_1.raise_epoch(owner uuid, feed bigint, epoch bigint, above bigint) RETURNS json
-LANGUAGE plpgsql AS $body$
-DECLARE
-    raised bigint;
-BEGIN
-    UPDATE feedq.lease l SET epoch = greatest(l.epoch, above) + 1
-    WHERE l.feed_id = feed AND l.epoch = raise_epoch.epoch AND l.worker_id = owner AND l.state = 'running'
-    RETURNING l.epoch INTO raised;
-    IF raised IS NULL THEN
-        RETURN '[]';
-    END IF;
-    INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-    VALUES ('lease_raised', feed, owner, raised, jsonb_build_object('from', raise_epoch.epoch));
-    RETURN json_build_array(json_build_array(feed, raised));
 END $body$;
 
 -- Makes idle what these workers hold in these states, `among` these feeds if any are given; the next owner gets another

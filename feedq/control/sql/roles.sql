@@ -11,7 +11,7 @@ SELECT role, unnest(functions) AS function FROM (VALUES
     -- Runs feeds and jobs, and makes passes when no beat does. It declares nothing: no feed, no schedule, no run.
     ('worker', '{
         register, trust_locks, heartbeat, drain, leave, bury, report_loss,
-        claim, hand_over, release, report, raise_epoch, free, blame, show_landed,
+        claim, hand_over, release, report, free, blame, show_landed,
         begin_pass, expire, take_stock, part, apply_edits, waiting, candidates, assign, explain, moving, movable,
         transfer, weigh, trim_history, forget, end_pass,
         scan_due, lock_due, fire, claim_runs, succeed, finish, succeed_within, has_succeeded, reject, take_over,

@@ -124,17 +124,6 @@ class Leases(Aggregate):
         """
         return _keys(c, sql, {"worker_id": worker_id})
 
-    @in_statement
-    def raise_epoch(self, c: Connection, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
-        """Lift a running lease above the epoch its sink has seen (the control database is a restored one).
-
-        Returns the new key, or None when the lease is no longer held under ``key``.
-        """
-        raised = call(
-            c, "raise_epoch", list[FeedKey], owner=worker_id, feed=key[0], epoch=key[1], above=above
-        )
-        return raised[0] if raised else None
-
 
 def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
     return [(row.feed_id, row.epoch) for row in c.execute(sql, parameters)]
