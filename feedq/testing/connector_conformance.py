@@ -43,22 +43,22 @@ attribute           default    the connector …
 from __future__ import annotations
 
 import asyncio
-import threading
+import socket
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import uvloop
 
 from feedq.connectors.base import Connector
 from feedq.core.permission import DEFAULT, Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
-from feedq.records.batch import Batch
-from feedq.testing.driver import ConnectorDriver, asking, pull
-from feedq.testing.loopback import PATIENCE_S, Journal, Relay, refusing, run_on, serving, unanswering, until
+from feedq.testing.driver import ConnectorDriver
+from feedq.testing.loopback import PATIENCE_S, Journal, Relay, reset, run_on, serving, until
 
 STOP_S: Final = 1.0
 """A connector has this long to end: a worker that leaves gives its feeds little more."""
@@ -103,24 +103,8 @@ class Served:
     """How many records the connector has acknowledged so far; for one that acknowledges."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRead:
-    """A connector that has given one record and waits for the next one."""
-
-    source: Served
-    relay: Relay
-    driver: ConnectorDriver
-    next_batch: asyncio.Future[Batch]
-
-    async def ended(self) -> FeedqError | None:
-        """The error that ends the waiting; None if the stream just ends."""
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.wait([self.next_batch])
-        error = self.next_batch.exception()
-        if isinstance(error, StopAsyncIteration):
-            return None
-        assert isinstance(error, FeedqError), f"ended with {error!r}"
-        return error
+Reading: TypeAlias = asyncio.Task[FeedqError | None]
+"""A `ConnectorDriver.read` under way."""
 
 
 class ConnectorConformance:
@@ -134,7 +118,10 @@ class ConnectorConformance:
     limits_records: ClassVar[bool] = True
     notices_silence: ClassVar[bool] = True
 
-    feed = "conformance/feed"
+    feed: str
+    source: Served
+    relay: Relay
+    """Of the test that runs: the feed's name, its source, and what is between the two."""
 
     def __init_subclass__(cls) -> None:
         """Take out the tests of properties that this connector lacks; pytest passes over what is None."""
@@ -166,37 +153,31 @@ class ConnectorConformance:
         head = b'{"seq": %d, "pad": "' % seq
         return head + b"x" * (size - len(head) - 2) + b'"}'
 
-    def landed(self, record: bytes) -> bytes:
-        """What lands of a record that was sent, if it is not the same."""
-        return record
-
     # -- what comes through ----------------------------------------------------------------------------
 
     @behaviour()
     async def test_records_come_in_order_and_once_and_it_says_once_that_it_is_connected(self) -> None:
-        async with self.reachable() as (source, relay):
-            await source.send(self.records(100))
-            driver = self.driver(relay.where)
+        async with self.reachable() as driver:
+            await self.source.send(self.records(100))
             async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=100)
+                await driver.pull(stream, count=100)
                 for seq in range(101, 106):
-                    await source.send([self.record(seq)])
-                    await pull(driver, stream, count=seq)
+                    await self.source.send([self.record(seq)])
+                    await driver.pull(stream, count=seq)
             self.assert_landed(driver, self.records(105))
             self.assert_over(driver, connected=1)
 
     @behaviour("resumes")
     async def test_it_resumes_exactly_after_the_cursor_of_any_batch(self) -> None:
         sent = self.records(8)
-        async with self.reachable() as (source, relay):
-            first = self.driver(relay.where)
+        async with self.reachable() as first:
             async with aclosing(first.open()) as stream:
-                for record in sent:
-                    await source.send([record])
-                    await pull(first, stream, count=len(first.records) + 1)
+                for count, record in enumerate(sent, start=1):
+                    await self.source.send([record])
+                    await first.pull(stream, count=count)
             self.assert_landed(first, sent)
             for landed in range(1, len(sent)):
-                second = self.driver(relay.where)
+                second = self.driver(self.relay.where)
                 second.commit(first.batches[landed - 1])
                 await second.land(len(sent) - landed)
                 self.assert_landed(second, sent[landed:])
@@ -204,221 +185,162 @@ class ConnectorConformance:
     @behaviour("dials")
     async def test_records_survive_crumbs_and_a_reset_at_any_byte(self) -> None:
         sent = self.records(4)
-        async with self.reachable() as (source, relay):
-            relay.chunk_bytes = 1
-            await source.send(sent)
-            driver = self.driver(relay.where)
+        async with self.reachable() as driver:
+            self.relay.chunk_bytes = 1
+            await self.source.send(sent)
             assert await driver.land(len(sent)) == 1
             self.assert_landed(driver, sent)
-            down_bytes = relay.down_bytes
+            down_bytes = self.relay.down_bytes
         for cut_after in self.cuts(down_bytes):
-            async with self.reachable() as (source, relay):
-                relay.cut_after(cut_after)
-                await source.send(sent)
-                driver, wanted = self.driver(relay.where), sent
+            async with self.reachable() as driver:
+                self.relay.cut_after(cut_after)
+                await self.source.send(sent)
                 if self.resumes or self.acknowledges:
                     await driver.land(len(sent))
                 else:
                     # What came before the reset is all that it can get.
-                    error = await driver.read(enough=lambda: len(driver.records) == len(sent))  # noqa: B023
-                    assert error is None or isinstance(error, SourceUnavailable)
-                    wanted = sent[: len(driver.records)]
-                self.assert_landed(driver, wanted)
-                self.assert_quiet(driver)
-                await relay.closed()
+                    assert not isinstance(await driver.read(count=len(sent)), FeedMisconfigured)
+                self.assert_landed(driver, sent[: len(driver.records)])
+
+    @behaviour("acknowledges")
+    async def test_what_is_not_committed_is_not_acknowledged_and_sent_again(self) -> None:
+        async with self.reachable() as lost:
+            acknowledged, kept = self.source.acknowledged, self.driver(self.relay.where)
+            assert acknowledged is not None, "the source of a connector that acknowledges must tell how many"
+            await self.source.send(self.records(5))
+            async with aclosing(lost.open()) as stream:
+                await lost.pull(stream, count=5, commit=False)
+                await asyncio.sleep(MOMENT_S)
+                assert await acknowledged() == 0
+            async with aclosing(kept.open()) as stream:
+                await kept.pull(stream, count=5)
+                async with asyncio.timeout(PATIENCE_S):
+                    while await acknowledged() < 5:
+                        await asyncio.sleep(0.001)
+            self.assert_landed(kept, self.records(5))
+            for batch in lost.batches:
+                # Committed after all, when its connection has long ended.
+                lost.commit(batch)
 
     # -- connections -----------------------------------------------------------------------------------
 
-    @behaviour("dials", "answers")
-    async def test_it_is_not_connected_before_the_source_has_answered(self) -> None:
-        async with self.reachable() as (source, relay):
-            relay.hold_after(0)
-            await source.send(self.records(1))
-            driver = self.driver(relay.where)
-            async with aclosing(driver.open()) as stream, asking(stream) as first:
-                await until(lambda: relay.accepted > 0)
-                await asyncio.sleep(MOMENT_S)
-                assert driver.connected == 0
-                relay.release()
-                driver.take(await first)
-            self.assert_over(driver, connected=1)
-
     @behaviour("dials")
-    async def test_a_source_that_cannot_be_reached_is_told(self) -> None:
-        # The second is too long for any name, so that no name server is asked.
-        with refusing() as where:
-            for at in (where, ".".join(["a" * 60] * 5) + ":7001"):
-                driver = self.driver(at)
-                assert isinstance(await driver.read(), SourceUnavailable)
-                self.assert_over(driver, connected=0)
-
-    @behaviour("dials")
-    async def test_an_address_that_is_denied_fails_the_feed_and_is_not_connected_to(self) -> None:
-        async with self.reachable() as (_, relay):
-            driver = self.driver(relay.where, permissions=Permissions(deny=parse_networks(["127.0.0.0/8"])))
-            assert isinstance(await driver.read(), FeedMisconfigured)
-            self.assert_over(driver, connected=0)
+    async def test_a_source_that_cannot_or_must_not_be_reached_is_told(self) -> None:
+        async with self.reachable():
+            with socket.socket() as bound_but_deaf:
+                bound_but_deaf.bind(("127.0.0.1", 0))
+                for at, permissions, kind in (
+                    (f"127.0.0.1:{bound_but_deaf.getsockname()[1]}", DEFAULT, SourceUnavailable),
+                    # Too long for any name, so that no name server is asked.
+                    (".".join(["a" * 60] * 5) + ":7001", DEFAULT, SourceUnavailable),
+                    (self.relay.where, Permissions(deny=parse_networks(["127.0.0.0/8"])), FeedMisconfigured),
+                ):
+                    driver = self.driver(at, permissions=permissions)
+                    assert isinstance(await driver.read(), kind)
+                    self.assert_over(driver, connected=0)
             await asyncio.sleep(MOMENT_S)
-            assert relay.accepted == 0
+            assert self.relay.accepted == 0, "connects to an address that is denied"
 
     @behaviour("dials")
     async def test_an_end_while_it_waits_is_told_whoever_makes_it(self) -> None:
-        def guard_cuts(_: Relay, driver: ConnectorDriver) -> None:
-            assert driver.guard.watched, "the guard does not know the socket of an open connection"
-            other_thread = threading.Thread(target=driver.guard.cut)
-            other_thread.start()
-            other_thread.join()
-
-        ends = (lambda relay, _: relay.reset_all(), lambda relay, _: relay.close_all(), guard_cuts)
+        ends: Sequence[Callable[[ConnectorDriver], object]] = (
+            lambda driver: self.relay.end_all(reset),
+            lambda driver: self.relay.end_all(asyncio.StreamWriter.close),
+            lambda driver: driver.guard.cut(),
+        )
         for end in ends:
-            async with self.waiting() as waiting:
-                end(waiting.relay, waiting.driver)
-                error = await waiting.ended()
-                assert error is None or type(error) is SourceUnavailable
-                self.assert_over(waiting.driver, connected=1)
-                await waiting.relay.closed()
+            async with self.waiting() as (driver, reading):
+                assert driver.guard.watched, "the guard does not know the socket of an open connection"
+                end(driver)
+                assert type(await reading) is SourceUnavailable
 
     @behaviour("dials", "notices_silence")
     async def test_a_source_that_falls_silent_is_told_from_one_that_ended(self) -> None:
-        async with self.waiting(idle_timeout_s=1.0) as waiting:
-            waiting.relay.hold_after(0)
-            assert isinstance(await waiting.ended(), SourceSilent)
-            self.assert_over(waiting.driver, connected=1)
-            await waiting.relay.closed()
+        async with self.waiting(idle_timeout_s=1.0) as (_, reading):
+            self.relay.hold_after(0)
+            assert isinstance(await reading, SourceSilent)
 
     # -- limits ----------------------------------------------------------------------------------------
 
     @behaviour("limits_records")
     async def test_a_record_over_the_limit_fails_the_feed_after_everything_before_it(self) -> None:
         sent = [*self.records(2), self.record(3, size=RECORD_BYTES_MAX)]
-        async with self.reachable() as (source, relay):
-            driver = self.driver(relay.where, max_record_bytes=RECORD_BYTES_MAX)
-            await source.send([*sent, self.record(4, size=RECORD_BYTES_MAX + 1), self.record(5)])
+        async with self.reachable(max_record_bytes=RECORD_BYTES_MAX) as driver:
+            await self.source.send([*sent, self.record(4, size=RECORD_BYTES_MAX + 1), self.record(5)])
             error = await driver.read()
             assert isinstance(error, FeedMisconfigured)
             assert "max_record_bytes" in str(error)
             self.assert_landed(driver, sent)
-            self.assert_quiet(driver)
 
     @behaviour("dials")
     async def test_it_does_not_read_on_when_it_is_not_pulled(self) -> None:
         size = 16 * 2**10
         sent = [self.record(seq, size=size) for seq in range(1, NOT_PULLED_BYTES // size + 1)]
-        async with self.reachable() as (source, relay):
-            driver = self.driver(relay.where)
-            await source.send(sent)
+        async with self.reachable() as driver:
+            await self.source.send(sent)
             async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=1)
+                await driver.pull(stream, count=1)
                 before = -1
-                while before != relay.down_bytes:
-                    before = relay.down_bytes
+                while before != self.relay.down_bytes:
+                    before = self.relay.down_bytes
                     await asyncio.sleep(MOMENT_S)
-                assert relay.down_bytes < READ_AHEAD_BYTES_MAX, "reads on although it is not pulled"
-                await pull(driver, stream, count=len(sent))
+                assert self.relay.down_bytes < READ_AHEAD_BYTES_MAX, "reads on although it is not pulled"
+                await driver.pull(stream, count=len(sent))
             self.assert_landed(driver, sent)
 
     @behaviour("dials")
     async def test_what_has_no_end_is_refused_in_time_and_in_words(self) -> None:
-        loop = asyncio.get_running_loop()
         for piece in (b"x", b"9", b"\xff"):
-            async with self.waiting() as waiting:
-                relay = waiting.relay
-                before = relay.down_bytes
-                relay.flood(piece)
-                longest_s, over = 0.0, loop.time() + PATIENCE_S
-                while not waiting.next_batch.done() and loop.time() < over:
-                    looked_at = loop.time()
+            async with self.waiting() as (_, reading):
+                before, longest_s = self.relay.down_bytes, 0.0
+                self.relay.flood(piece)
+                await self.source.send([self.record(2)])
+                while not reading.done():
+                    looked_at = time.monotonic()
                     await asyncio.sleep(0.01)
-                    longest_s = max(longest_s, loop.time() - looked_at)
-                    read = relay.down_bytes - before
+                    longest_s = max(longest_s, time.monotonic() - looked_at)
+                    read = self.relay.down_bytes - before
                     assert read < READ_AHEAD_BYTES_MAX, f"takes {read} bytes for the beginning of a record"
-                error = await waiting.ended()
+                error = await reading
                 assert isinstance(error, SourceUnavailable | FeedMisconfigured), f"ends with {error!r}"
                 assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
                 assert longest_s < STANDS_STILL_S, f"lets nobody else have a turn for {longest_s:.1f} s"
-                self.assert_quiet(waiting.driver)
-                await relay.closed()
 
     # -- the end ---------------------------------------------------------------------------------------
 
     @behaviour("dials")
-    async def test_it_stops_before_it_is_connected(self) -> None:
-        with unanswering() as where:
-            driver = self.driver(where)
-            async with aclosing(driver.open()) as stream, asking(stream) as first:
-                await asyncio.sleep(MOMENT_S)
-                await stop(first)
-            self.assert_over(driver, connected=0)
-        async with self.reachable() as (_, relay):
-            relay.hold_after(0)
-            driver = self.driver(relay.where)
-            async with aclosing(driver.open()) as stream, asking(stream) as first:
-                await until(lambda: relay.accepted > 0)
-                await stop(first)
-            self.assert_quiet(driver)
-            await relay.closed()
+    async def test_it_is_not_connected_before_the_source_answers_and_stops_without_an_answer(self) -> None:
+        async with self.reachable() as driver, reading_by(driver) as reading:
+            self.relay.hold_after(0)
+            await until(lambda: self.relay.accepted > 0)
+            await asyncio.sleep(MOMENT_S)
+            assert driver.connected == 0 or not self.answers
+            await stop(reading)
 
     @behaviour()
     async def test_it_stops_while_it_waits(self) -> None:
-        async with self.waiting() as waiting:
-            await stop(waiting.next_batch)
-            self.assert_over(waiting.driver, connected=1)
-            await waiting.relay.closed()
+        async with self.waiting() as (_, reading):
+            await stop(reading)
 
     @behaviour("dials")
     async def test_it_stops_in_the_middle_of_a_record(self) -> None:
-        async with self.waiting() as waiting:
-            relay = waiting.relay
-            before = relay.down_bytes
-            relay.hold_after(before + len(self.record(2)) // 2)
-            await waiting.source.send([self.record(2)])
-            await until(lambda: relay.down_bytes > before)
-            await stop(waiting.next_batch)
-            self.assert_over(waiting.driver, connected=1)
-            await relay.closed()
+        async with self.waiting() as (_, reading):
+            before = self.relay.down_bytes
+            self.relay.hold_after(before + len(self.record(2)) // 2)
+            await self.source.send([self.record(2)])
+            await until(lambda: self.relay.down_bytes > before)
+            await stop(reading)
 
     @behaviour()
     async def test_it_stops_while_it_is_held_back_and_before_it_has_begun(self) -> None:
-        async with self.reachable() as (source, relay):
-            driver = self.driver(relay.where)
+        async with self.reachable() as driver:
             await driver.open().aclose()
             self.assert_over(driver, connected=0)
-            await source.send(self.records(100))
+            await self.source.send(self.records(100))
             stream = driver.open()
-            await pull(driver, stream, count=1)
-            await stop(asyncio.ensure_future(stream.aclose()), cancel=False)
+            await driver.pull(stream, count=1)
+            await in_time(stream.aclose())
             self.assert_over(driver, connected=1)
-
-    # -- acknowledging ---------------------------------------------------------------------------------
-
-    @behaviour("acknowledges")
-    async def test_nothing_is_acknowledged_before_it_is_committed(self) -> None:
-        async with self.reachable() as (source, relay):
-            driver, acknowledged = self.driver(relay.where), source.acknowledged
-            assert acknowledged is not None, "the source of a connector that acknowledges must tell how many"
-            await source.send(self.records(5))
-            async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=5, commit=False)
-                await asyncio.sleep(MOMENT_S)
-                assert await acknowledged() == 0
-                for batch in driver.batches:
-                    driver.commit(batch)
-                async with asyncio.timeout(PATIENCE_S):
-                    while await acknowledged() < 5:
-                        await asyncio.sleep(0.001)
-
-    @behaviour("acknowledges")
-    async def test_what_was_not_committed_is_sent_again(self) -> None:
-        async with self.reachable() as (source, relay):
-            lost, kept = self.driver(relay.where), self.driver(relay.where)
-            await source.send(self.records(5))
-            async with aclosing(lost.open()) as stream:
-                await pull(lost, stream, count=5, commit=False)
-            await kept.land(5)
-            self.assert_landed(kept, self.records(5))
-            for batch in lost.batches:
-                # Committed after all, when its connection has long ended.
-                lost.commit(batch)
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -434,57 +356,67 @@ class ConnectorConformance:
         return ConnectorDriver(self.kind, source, feed=self.feed, permissions=permissions)
 
     @asynccontextmanager
-    async def reachable(self) -> AsyncIterator[tuple[Served, Relay]]:
-        """A source, and the relay before it; for a connector that dials nobody the relay is only a place."""
+    async def reachable(self, **options: Any) -> AsyncIterator[ConnectorDriver]:
+        """A source, a relay before it, and a feed with these options besides, which must leave nothing behind.
+
+        For a connector that dials nobody the relay is only a place.
+        """
         self.feed = f"conformance/{uuid.uuid4().hex[:8]}"
-        async with self.serve() as source:
-            if self.dials:
-                async with Relay(source.where).listening() as relay:
-                    yield source, relay
-            else:
-                yield source, Relay(source.where)
+        async with self.serve() as self.source, Relay(self.source.where).listening() as self.relay:
+            if not self.dials:
+                self.relay.where = self.source.where
+            driver = self.driver(self.relay.where, **options)
+            yield driver
+            self.assert_over(driver)
+            await self.relay.closed()
 
     @asynccontextmanager
-    async def waiting(self, **options: Any) -> AsyncIterator[WaitingRead]:
-        """A connector with these options besides, at a source that has sent one record and has no other."""
-        async with self.reachable() as (source, relay):
-            driver = self.driver(relay.where, **options)
-            async with aclosing(driver.open()) as stream:
-                await source.send(self.records(1))
-                await pull(driver, stream, count=1)
-                async with asking(stream) as task:
-                    await asyncio.sleep(MOMENT_S)
-                    assert not task.done(), "it did not wait for the next record"
-                    yield WaitingRead(source, relay, driver, task)
+    async def waiting(self, **options: Any) -> AsyncIterator[tuple[ConnectorDriver, Reading]]:
+        """A feed that has read the one record that its source has sent, and waits for the next."""
+        async with self.reachable(**options) as driver, reading_by(driver) as reading:
+            await self.source.send(self.records(1))
+            await until(lambda: bool(driver.records) or reading.done())
+            await asyncio.sleep(MOMENT_S)
+            assert not reading.done(), f"it did not wait for the next record: {reading}"
+            yield driver, reading
+            self.assert_over(driver, connected=1)
 
-    def assert_over(self, driver: ConnectorDriver, *, connected: int) -> None:
+    def assert_over(self, driver: ConnectorDriver, *, connected: int | None = None) -> None:
         """No socket is left, and the connector said this many times that it was connected."""
-        self.assert_quiet(driver)
-        assert driver.guard.seen or not (connected and self.dials), "the guard saw no socket"
-        assert driver.connected == connected
-
-    def assert_quiet(self, driver: ConnectorDriver) -> None:
         assert driver.guard.faults == []
         assert not driver.guard.watched, "a socket was not forgotten"
+        assert driver.guard.seen or not (driver.connected and self.dials), "the guard saw no socket"
+        assert driver.connected == connected or connected is None
 
     def assert_landed(self, driver: ConnectorDriver, sent: Sequence[bytes]) -> None:
         """All of it landed, in order; once, if the connector resumes or one connection was enough."""
-        expected = [self.landed(record) for record in sent]
-        if self.acknowledges and not self.resumes:
-            # What was not acknowledged yet comes again: the first of each counts.
-            assert list(dict.fromkeys(driver.records)) == expected
-        else:
-            assert driver.records == expected
+        # What was not acknowledged yet comes again: the first of each counts.
+        may_repeat = self.acknowledges and not self.resumes
+        assert (list(dict.fromkeys(driver.records)) if may_repeat else driver.records) == sent
 
 
-async def stop(task: asyncio.Future[Any], *, cancel: bool = True) -> None:
-    """A task that is cancelled, or is ending already, ends in time; at worst with an error of the source."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    if cancel:
-        task.cancel()
-    async with asyncio.timeout(PATIENCE_S):
-        await asyncio.wait([task])
-    assert loop.time() - began < STOP_S, "took too long to stop"
-    error = None if task.cancelled() else task.exception()
+@asynccontextmanager
+async def reading_by(driver: ConnectorDriver) -> AsyncIterator[Reading]:
+    """A driver that reads meanwhile."""
+    reading = asyncio.ensure_future(driver.read())
+    try:
+        yield reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def stop(reading: Reading) -> None:
+    """Cancelling a reading ends it in time."""
+    reading.cancel()
+    await in_time(reading)
+
+
+async def in_time(ending: Awaitable[FeedqError | None]) -> None:
+    """What is about to end does so in time; at worst with an error of the source."""
+    began, error = time.monotonic(), None
+    with suppress(asyncio.CancelledError):
+        async with asyncio.timeout(PATIENCE_S):
+            error = await ending
+    assert time.monotonic() - began < STOP_S, "took too long to stop"
     assert error is None or isinstance(error, SourceUnavailable), f"stopped with {error!r}"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from math import inf
+from traceback import format_exception
 from typing import Any
 
 import msgspec
 
-from feedq.connectors.base import BOUNDLESS, Connector, Context, Room
+from feedq.connectors.base import Connector, Context
 from feedq.connectors.blocking import open_stream
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON
-from feedq.core.permission import DEFAULT, Permissions
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.records.batch import Batch
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard
@@ -25,83 +25,80 @@ SECRET = "conformance-s3cret"  # noqa: S105 - planted, to be looked for where it
 RECONNECTS_MAX = 100
 
 
-@dataclass
 class ConnectorDriver:
-    """Plays a feed under a connector, over as many connections as it takes."""
+    """Plays a feed under a connector, over as many connections as it takes.
 
-    kind: type[Connector]
-    source: Mapping[str, Any]
-    feed: str = "conformance/feed"
-    permissions: Permissions = DEFAULT
-    cursor: JSON = None
-    trial: bool = False
-    secrets: Mapping[str, str] | None = None
-    """The values of the references; `SECRET` for each unless given."""
-    guard: RecordingGuard = field(default_factory=RecordingGuard)
-    batches: list[Batch] = field(default_factory=list)
-    records: list[bytes] = field(default_factory=list)
-    """Everything that was taken, in order."""
-    connected: int = 0
-    waiting: list[str] = field(default_factory=list)
-    """What the connector reported that it waits for."""
-    noticed: list[tuple[str, str | None]] = field(default_factory=list)
-    """What it found odd."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    """As `Context.memory`; clear it to play another worker that takes over."""
-    room: Room = BOUNDLESS
-    started_at: datetime = field(default_factory=SystemClock().now)
+    Any field of `Context` may be given: ``room``, ``trial``, the ``secrets`` if they are to have other values than
+    `SECRET`; to play another worker that takes over, clear ``context.memory``.
+    """
 
-    def __post_init__(self) -> None:
-        self.options = self.kind.Options.model_validate(dict(self.source))
-        self._loop_thread = threading.get_ident()
-
-    def open(self) -> AsyncGenerator[Batch, None]:
-        """A connection attempt that resumes after what has landed."""
-        planted = dict.fromkeys(self.options.secrets, SECRET)
-        context = Context(
-            feed=self.feed,
+    def __init__(
+        self, kind: type[Connector], source: Mapping[str, Any], *, cursor: JSON = None, **context: Any
+    ) -> None:
+        self.kind = kind
+        self.options = kind.Options.model_validate(dict(source))
+        self.cursor = cursor
+        self.guard: RecordingGuard = context.pop("guard", None) or RecordingGuard()
+        self.batches: list[Batch] = []
+        self.records: list[bytes] = []
+        """Everything that was taken, in order."""
+        self.connected = 0
+        self.waiting: list[str] = []
+        """What the connector reported that it waits for."""
+        self.noticed: list[tuple[str, str | None]] = []
+        """What it found odd."""
+        usual = Context(
+            feed="conformance/feed",
             clock=SystemClock(),
             guard=self.guard,
             on_connected=self._connected,
             on_waiting=self.waiting.append,
             on_notice=lambda key, said: self.noticed.append((key, said)),
-            secrets=planted if self.secrets is None else self.secrets,
-            permissions=self.permissions,
+            secrets=dict.fromkeys(self.options.secrets, SECRET),
             environment="conformance",
-            trial=self.trial,
-            memory=self.memory,
-            room=self.room,
         )
-        return open_stream(self.kind, self.options, context=context, cursor=self.cursor)
+        self.context = replace(usual, **context)
+        self._started_at = SystemClock().now()
+        self._loop_thread = threading.get_ident()
 
-    async def read(self, *, enough: Callable[[], bool] = lambda: False) -> FeedqError | None:
-        """Connect once, and take and commit batches until there is ``enough``; the error if the connection ended
-        before."""
-        try:
-            async with asyncio.timeout(PATIENCE_S), aclosing(self.open()) as stream:
-                async for batch in stream:
-                    self.take(batch)
+    def open(self) -> AsyncGenerator[Batch, None]:
+        """A connection attempt that resumes after what has landed."""
+        return open_stream(self.kind, self.options, context=self.context, cursor=self.cursor)
+
+    async def pull(
+        self, stream: AsyncGenerator[Batch, None], *, count: float = inf, commit: bool = True
+    ) -> None:
+        """Take batches, and commit them, until ``count`` records are here."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.records) < count:
+                batch = await anext(stream)
+                self.take(batch)
+                if commit:
                     self.commit(batch)
-                    if enough():
-                        return None
+
+    async def read(self, *, count: float = inf) -> FeedqError | None:
+        """Connect once, and pull until ``count`` records are here; the error if the connection ended before."""
+        try:
+            async with aclosing(self.open()) as stream:
+                await self.pull(stream, count=count)
+        except StopAsyncIteration:
+            return SourceUnavailable("the source ended the stream")
         except (SourceUnavailable, FeedMisconfigured) as error:
-            ended: FeedqError = error
-        else:
-            ended = SourceUnavailable("the source ended the stream")
-        cause: BaseException | None = ended
-        while cause is not None:
-            for secret in self.secrets.values() if self.secrets else [SECRET]:
-                assert secret not in f"{cause} {cause!r}", "an error holds a secret"
-            cause = cause.__cause__
-        return ended
+            told = "".join(format_exception(error)) + repr(error)
+            assert not any(secret in told for secret in self.context.secrets.values()), (
+                "an error holds a secret"
+            )
+            return error
+        return None
 
     async def land(self, count: int) -> int:
         """Connect again and again until ``count`` different records are here; the connections that it took."""
-        for connection in range(1, RECONNECTS_MAX):
-            error = await self.read(enough=lambda: len(set(self.records)) >= count)
-            if error is None:
-                return connection
-            assert isinstance(error, SourceUnavailable), f"trouble that only an edit can mend: {error}"
+        for connections in range(RECONNECTS_MAX):
+            missing = count - len(set(self.records))
+            if missing <= 0:
+                return connections
+            error = await self.read(count=len(self.records) + missing)
+            assert error is None or isinstance(error, SourceUnavailable), f"only an edit can mend it: {error}"
         raise AssertionError(f"{len(self.records)} of {count} records after {RECONNECTS_MAX} connections")
 
     def take(self, batch: Batch) -> None:
@@ -114,7 +111,7 @@ class ConnectorDriver:
             assert b"\r" not in batch.lines
             assert all(records), "an empty line; `Records.of` takes those"
             assert batch.size == len(batch.lines)
-        assert self.started_at <= batch.received_at <= SystemClock().now()
+        assert self._started_at <= batch.received_at <= SystemClock().now()
         self.batches.append(batch)
         self.records += records
 
@@ -127,28 +124,3 @@ class ConnectorDriver:
     def _connected(self) -> None:
         assert threading.get_ident() == self._loop_thread, "on_connected was called on another thread"
         self.connected += 1
-
-
-async def pull(
-    driver: ConnectorDriver, stream: AsyncGenerator[Batch, None], *, count: int, commit: bool = True
-) -> None:
-    """Take batches until ``count`` records are here."""
-    async with asyncio.timeout(PATIENCE_S):
-        while len(driver.records) < count:
-            batch = await anext(stream)
-            driver.take(batch)
-            if commit:
-                driver.commit(batch)
-
-
-@asynccontextmanager
-async def asking(stream: AsyncGenerator[Batch, None]) -> AsyncIterator[asyncio.Future[Batch]]:
-    """The next batch, asked for and not waited for; the stream can be closed afterwards."""
-    task = asyncio.ensure_future(anext(stream))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # or the loop reports that nobody asked for it

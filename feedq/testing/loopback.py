@@ -14,8 +14,9 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 from typing import Any, Final
 
@@ -31,8 +32,8 @@ class RecordingGuard(Sockets):
     """Sockets that hold their caller to the contract: a socket is forgotten while it is still open."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.watched: set[int] = set()
-        self._lock = threading.Lock()
         self._inodes: set[int] = set()
         self.faults: list[str] = []
         """For a test to look at: what is raised on the way out of a connector may get lost in it."""
@@ -43,31 +44,22 @@ class RecordingGuard(Sockets):
         return len(self._inodes)
 
     def watch(self, fileno: int) -> None:
-        with self._lock:
-            self._expect(fileno not in self.watched, f"watched {fileno} twice")
-            self._expect(is_socket(fileno), f"watched {fileno}, which is not an open socket")
-            self.watched.add(fileno)
-            self._inodes.add(os.fstat(fileno).st_ino)
+        self._expect(fileno not in self.watched, f"watched {fileno} twice")
+        self._expect(is_socket(fileno), f"watched {fileno}, which is not an open socket")
+        self.watched.add(fileno)
+        self._inodes.add(os.fstat(fileno).st_ino)
+        super().watch(fileno)
 
     def forget(self, fileno: int) -> None:
-        with self._lock:
-            self._expect(fileno in self.watched, f"forgot {fileno}, which was not watched")
-            self._expect(is_socket(fileno), f"forgot {fileno} when it was closed already")
-            self.watched.remove(fileno)
+        self._expect(fileno in self.watched, f"forgot {fileno}, which was not watched")
+        self._expect(is_socket(fileno), f"forgot {fileno} when it was closed already")
+        self.watched.remove(fileno)
+        super().forget(fileno)
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.faults.append(otherwise)
             raise AssertionError(otherwise)
-
-    def cut(self) -> int:
-        """What the lease keeper does, from its own thread, when the worker may no longer act as owner."""
-        with self._lock:
-            for fileno in self.watched:
-                # It may not be connected yet, or have ended.
-                with socket.socket(fileno=os.dup(fileno)) as sock, suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-            return len(self.watched)
 
 
 class Journal:
@@ -190,27 +182,6 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-@contextmanager
-def refusing() -> Iterator[str]:
-    """``host:port`` of a port that nobody listens on, nor will while this lasts."""
-    with socket.socket() as bound_but_deaf:
-        bound_but_deaf.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{bound_but_deaf.getsockname()[1]}"
-
-
-@contextmanager
-def unanswering() -> Iterator[str]:
-    """``host:port`` of a server so busy that attempts to connect get no answer at all."""
-    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        # Whoever waits to be accepted fills the queue; the kernel drops what comes after.
-        for waiting in (first, second):
-            waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 SEND_BUFFER_BYTES = 64 * 1024
 """Small, so that what a connector does not read shows here instead of resting in the kernel."""
 
@@ -230,10 +201,8 @@ class Relay:
         self.chunk_bytes = 256 * 1024
         """How much is passed down at once."""
         self._limit = inf
-        self._at_limit: Callable[[], Awaitable[None]] = self._reset
-        self._released = asyncio.Event()
+        self._at_limit: Callable[[asyncio.StreamWriter], Awaitable[None]] = self._reset
         self._connections: set[asyncio.StreamWriter] = set()
-        self._pouring: set[asyncio.Task[None]] = set()
 
     async def closed(self) -> None:
         """Return when the connector has closed all its connections."""
@@ -252,85 +221,65 @@ class Relay:
 
     def hold_after(self, down_bytes: int) -> None:
         """Pass no more than this down, and keep the connection."""
-        self._released.clear()
-        self._limit, self._at_limit = down_bytes, self._wait
-
-    def release(self) -> None:
-        """Pass on what was held up."""
-        self._limit = inf
-        self._released.set()
+        self._limit, self._at_limit = down_bytes, self._hold
 
     def flood(self, piece: bytes) -> None:
-        """From now on pass down this without an end, and nothing of what the source says."""
-        self.hold_after(self.down_bytes)
-        self._pouring = {asyncio.ensure_future(self._pour(writer, piece)) for writer in self._connections}
+        """Pass down this without an end, as soon as the source sends something, and nothing of what it sends."""
+        self._limit, self._at_limit = self.down_bytes, partial(self._pour, piece * self.chunk_bytes)
 
-    def reset_all(self) -> None:
-        """Reset every connection there is."""
+    def end_all(self, end: Callable[[asyncio.StreamWriter], None]) -> None:
+        """End every connection there is, by `reset` or in order (``asyncio.StreamWriter.close``)."""
         for writer in list(self._connections):
-            reset(writer)
+            end(writer)
 
-    def close_all(self) -> None:
-        """End every connection there is, in order."""
-        for writer in list(self._connections):
-            writer.close()
-
-    async def _reset(self) -> None:
+    async def _reset(self, _: asyncio.StreamWriter) -> None:
         self._limit = inf
-        self.reset_all()
+        self.end_all(reset)
         raise ConnectionResetError
 
-    async def _wait(self) -> None:
-        await self._released.wait()
+    async def _hold(self, _: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
 
-    async def _pour(self, writer: asyncio.StreamWriter, piece: bytes) -> None:
-        flood = piece * self.chunk_bytes
-        with suppress(ConnectionError):
-            while not writer.is_closing():
-                writer.write(flood)
-                await writer.drain()
-                self.down_bytes += len(flood)
+    async def _pour(self, flood: bytes, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._send(writer, flood)
+
+    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        self.down_bytes += len(data)
+        writer.write(data)
+        await writer.drain()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        self._connections.add(writer)
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         # Draining waits until all is with the kernel: only then has it gone down.
         writer.transport.set_write_buffer_limits(high=0)
-        ways: set[asyncio.Future[None]] = set()
+        host, _, port = self._upstream.rpartition(":")
+        up_reader, up_writer = await asyncio.open_connection(host, int(port))
+        self._connections.add(writer)
+        ways = [
+            asyncio.ensure_future(self._pass_up(reader, up_writer)),
+            asyncio.ensure_future(self._pass_down(up_reader, writer)),
+        ]
         try:
-            host, _, port = self._upstream.rpartition(":")
-            up_reader, up_writer = await asyncio.open_connection(host, int(port))
-            ways = {
-                asyncio.ensure_future(self._pass_up(reader, up_writer)),
-                asyncio.ensure_future(self._pass_down(up_reader, writer)),
-            }
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            if ways:
-                up_writer.transport.abort()
+            up_writer.transport.abort()
             self._connections.discard(writer)
 
     async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65_536):
+        while data := await reader.read(self.chunk_bytes):
             writer.write(data)
-            await writer.drain()
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(self.chunk_bytes):
             while data:
                 if self.down_bytes >= self._limit:
-                    await self._at_limit()
-                    continue
+                    await self._at_limit(writer)
                 part = data[: int(min(len(data), self._limit - self.down_bytes))]
+                await self._send(writer, part)
                 data = data[len(part) :]
-                self.down_bytes += len(part)
-                writer.write(part)
-                await writer.drain()
-        # The source has ended it; what is on its way still arrives, then the end.
-        writer.close()
-        await writer.wait_closed()

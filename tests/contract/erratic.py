@@ -13,7 +13,7 @@ from random import Random
 
 from feedq.errors import SourceUnavailable
 from feedq.records.batch import Batch
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, Relay, until
 
 LIVES_MAX = 1_000
@@ -42,7 +42,7 @@ class ErraticWorker:
     async def _live(self) -> None:
         rng = self._rng
         if rng.random() < 0.5:
-            self.driver.memory.clear()
+            self.driver.context.memory.clear()
         if rng.random() < 0.3:
             self._relay.cut_after(self._relay.down_bytes + rng.randrange(20_000))
         is_late = rng.random() < 0.5
@@ -74,7 +74,7 @@ async def reading(
     """A connection that has subscribed and takes this many records; at the end they are here."""
     before, wanted = driver.connected, len(driver.records) + count
     async with aclosing(driver.open()) as stream:
-        task = asyncio.ensure_future(pull(driver, stream, count=wanted, commit=commit))
+        task = asyncio.ensure_future(driver.pull(stream, count=wanted, commit=commit))
         try:
             await until(lambda: driver.connected > before or task.done())
             yield task

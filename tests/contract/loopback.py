@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import socket
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ from feedq.records.batch import Batch
 from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import RecordingGuard
 
-__all__ = ["Feed", "assert_told", "records_of", "until_closed"]
+__all__ = ["Feed", "assert_told", "records_of", "unanswering", "until_closed"]
 
 
 def assert_told(error: BaseException | None, kind: type[Exception], words: str) -> None:
@@ -68,7 +70,7 @@ class Feed:
     async def take(self, count: int, url: str, *, after: JSON = None, **source: Any) -> list[Batch]:
         """The first batches with at least so many records."""
         driver = self.driver(url, after=after, **source)
-        assert await driver.read(enough=lambda: len(driver.records) >= count) is None
+        assert await driver.read(count=count) is None
         assert not self.guard.watched
         return driver.batches
 
@@ -84,3 +86,16 @@ async def until_closed(reader: asyncio.StreamReader) -> None:
             pass
     except ConnectionError:
         return
+
+
+@contextmanager
+def unanswering() -> Iterator[str]:
+    """``host:port`` of a server so busy that attempts to connect get no answer at all."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        # Whoever waits to be accepted fills the queue; the kernel drops what comes after.
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"

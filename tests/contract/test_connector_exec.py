@@ -19,7 +19,7 @@ from feedq.connectors.exec import ExecConnector
 from feedq.core.model import JSON
 from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.driver import SECRET, ConnectorDriver, pull
+from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, until
 
 SHELL = "/bin/sh"
@@ -179,7 +179,7 @@ async def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
 async def test_it_ends_with_its_children_whatever_they_ignore(trap: str) -> None:
     driver = shell(f"{trap}sleep 60 & echo $$; echo $!; wait; wait; exec sleep 60")
     stream = driver.open()
-    await pull(driver, stream, count=2)
+    await driver.pull(stream, count=2)
     pids = list(map(int, driver.records))
     assert all(map(alive, pids))
     began = time.monotonic()
@@ -200,7 +200,7 @@ async def test_a_program_that_ended_is_told_though_what_it_left_running_holds_it
 async def test_the_guard_ends_the_program_although_the_loop_is_stuck() -> None:
     driver = shell("echo $$; while :; do echo x; done")
     async with aclosing(driver.open()) as stream:
-        await pull(driver, stream, count=1)
+        await driver.pull(stream, count=1)
         pid = int(driver.records[0])
         assert alive(pid)
         driver.guard.cut()
@@ -210,7 +210,7 @@ async def test_the_guard_ends_the_program_although_the_loop_is_stuck() -> None:
             assert time.monotonic() < give_up_at
             time.sleep(0.01)
         with pytest.raises(SourceUnavailable):
-            await pull(driver, stream, count=10**9)
+            await driver.pull(stream, count=10**9)
 
 
 def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.records.batch import Batch
 from feedq.records.framing import BYTE_ORDER_MARK
 from feedq.telemetry.logs import LogEvent
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, until
 from tests.contract.loopback import assert_told
 
@@ -46,7 +46,7 @@ def driver_of(path: Path, **source: Any) -> ConnectorDriver:
 
 async def read_until(driver: ConnectorDriver, count: int) -> None:
     """One connection, ended when that many records are here."""
-    assert await driver.read(enough=lambda: len(driver.records) >= count) is None
+    assert await driver.read(count=count) is None
 
 
 async def read_across(
@@ -69,7 +69,7 @@ async def following(driver: ConnectorDriver) -> AsyncIterator[Callable[[int], Co
     """Follow; the function waits until that many records are here."""
     stream: AsyncGenerator[Batch, None]
     async with aclosing(driver.open()) as stream:
-        yield lambda count: pull(driver, stream, count=count)
+        yield lambda count: driver.pull(stream, count=count)
 
 
 generation = count(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from feedq.connectors.base import BOUNDLESS, Room
 from feedq.connectors.messages import MESSAGES_AT_ONCE, READ_AHEAD_BYTES
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import serving, until
 from feedq.worker.batch_queue import InflightBudget
 from tests.contract.loopback import assert_told
@@ -105,7 +106,7 @@ async def test_a_trial_asks_for_a_session_that_ends_with_it(version: str) -> Non
     for is_trial in (True, False):
         async with ScriptedBroker(is_5=version == "5").listening() as broker:
             driver = driver_of(broker.port, version=version, session_expiry_s=3600)
-            driver.trial = is_trial
+            driver.context = replace(driver.context, trial=is_trial)
             async with waiting(driver, broker):
                 (asked,) = broker.connections
         # Behind the name of the protocol and its version: "clean start", or "clean session".
@@ -132,7 +133,7 @@ async def test_messages_without_acknowledgement_that_had_arrived_are_given_when_
     async with ScriptedBroker().listening() as broker:
         driver = driver_of(broker.port)
         async with aclosing(driver.open()) as stream:
-            taking = asyncio.ensure_future(pull(driver, stream, count=1))
+            taking = asyncio.ensure_future(driver.pull(stream, count=1))
             await broker.until_subscribed()
             # In one packet with the end, so that nobody can take them before it is known.
             at_most_once = [packet(PUBLISH, text("t/x") + b"\0" + b"%d" % n) for n in range(3)]
@@ -150,7 +151,7 @@ async def test_a_feed_that_stops_waits_a_moment_for_what_it_has_given_to_be_comm
     async with ScriptedBroker().listening() as broker:
         driver = driver_of(broker.port)
         async with aclosing(driver.open()) as stream:
-            taking = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            taking = asyncio.ensure_future(driver.pull(stream, count=1, commit=False))
             await broker.until_subscribed()
             await broker.publish([b"1"])
             await taking
@@ -180,7 +181,7 @@ async def test_only_what_is_declared_lands_whatever_the_session_was_subscribed_t
         await broker.publish([b"wrong"], topic=b"t/wrong")
         await broker.publish([b"right"], topic=b"t/right")
         driver = driver_of(broker.port, topics=["t/right"], envelope=True)
-        assert await driver.read(enough=lambda: bool(driver.records)) is None
+        assert await driver.read(count=1) is None
         await until(lambda: len(broker.acknowledged) == 2)
     (record,) = driver.records
     assert b'"topic":"t/right"' in record
@@ -190,7 +191,7 @@ async def test_a_message_of_several_subscriptions_lands_once() -> None:
     async with ScriptedBroker().listening() as broker:
         driver = driver_of(broker.port, topics=["t/#", "t/a", "$share/g/t/b"])
         async with aclosing(driver.open()) as stream:
-            first = asyncio.ensure_future(pull(driver, stream, count=6))
+            first = asyncio.ensure_future(driver.pull(stream, count=6))
             await until(lambda: len(broker.subscribed) == 3)
             number = {topics[2:-1]: number for number, topics in broker.subscribed}
             every, a, shared = number[b"t/#"], number[b"t/a"], number[b"$share/g/t/b"]
@@ -214,7 +215,7 @@ async def test_a_shared_subscription_beside_no_other_takes_what_comes_by_it() ->
     async with ScriptedBroker().listening() as broker:
         driver = driver_of(broker.port, topics=["$share/g/t/#", "$share/h/t/#"])
         async with aclosing(driver.open()) as stream:
-            first = asyncio.ensure_future(pull(driver, stream, count=2))
+            first = asyncio.ensure_future(driver.pull(stream, count=2))
             await until(lambda: len(broker.subscribed) == 2)
             for number, _ in broker.subscribed:
                 await broker.publish([b"x"], topic=b"t/a", subscriptions=[number or 0])
@@ -226,14 +227,14 @@ async def test_the_broker_is_pinged_while_nobody_takes_the_messages() -> None:
     async with ScriptedBroker().listening() as broker:
         driver = driver_of(broker.port, idle_timeout_s=2.0, buffer_bytes=1)
         async with aclosing(driver.open()) as stream:
-            first = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            first = asyncio.ensure_future(driver.pull(stream, count=1, commit=False))
             await broker.until_subscribed()
             await broker.publish([b"1"])
             await first
             await broker.publish([b"2", b"3"])
             seen = broker.pings
             await until(lambda: broker.pings >= seen + 3)
-            await pull(driver, stream, count=3)
+            await driver.pull(stream, count=3)
     assert driver.records == [b"1", b"2", b"3"]
 
 
@@ -248,7 +249,7 @@ async def test_what_was_read_and_is_not_taken_apart_yet_takes_room() -> None:
             driver.take(await first)
             assert len(driver.records) <= MESSAGES_AT_ONCE
             assert budget.bytes > 0
-            await pull(driver, stream, count=count)
+            await driver.pull(stream, count=count)
         assert budget.bytes == 0
 
 
@@ -259,7 +260,7 @@ async def test_what_waits_of_all_feeds_together_is_bounded_by_the_memory_of_the_
             broker = await stack.enter_async_context(ScriptedBroker().listening())
             driver = driver_of(broker.port, room=budget)
             stream = await stack.enter_async_context(aclosing(driver.open()))
-            first = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            first = asyncio.ensure_future(driver.pull(stream, count=1, commit=False))
             await broker.until_subscribed()
             await broker.publish([bytes(1)])
             await first

@@ -12,7 +12,7 @@ import pytest
 from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.telemetry.metrics import REGISTRY
-from feedq.testing.driver import SECRET, ConnectorDriver, pull
+from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import until
 from tests.contract.loopback import assert_told
 from tests.contract.nats_server import ScriptedServer
@@ -29,7 +29,7 @@ def driver_of(port: int, **options: Any) -> ConnectorDriver:
 async def waiting(driver: ConnectorDriver, server: ScriptedServer) -> AsyncIterator[asyncio.Task[None]]:
     """A connection that has pulled and waits for records that never come."""
     async with aclosing(driver.open()) as stream:
-        task = asyncio.ensure_future(pull(driver, stream, count=1_000, commit=False))
+        task = asyncio.ensure_future(driver.pull(stream, count=1_000, commit=False))
         try:
             await server.until_pulled()
             yield task

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import serving
 from tests.contract.erratic import ErraticWorker
 from tests.contract.loopback import assert_told
@@ -114,10 +114,10 @@ async def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_t
     driver = source.driver("a", count=10)
     with capture_logs() as logs:
         async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=10)
+            await driver.pull(stream, count=10)
             source.client.xtrim("a", maxlen=5, approximate=False)
             # What was under way already still comes; then the gap.
-            await pull(driver, stream, count=25)
+            await driver.pull(stream, count=25)
     assert len(gaps(logs)) == 1
     assert driver.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
 
@@ -137,9 +137,9 @@ async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(
     with capture_logs() as logs:
         if while_connected:
             async with aclosing(driver.open()) as stream:
-                await pull(driver, stream, count=2)
+                await driver.pull(stream, count=2)
                 make_anew()
-                await pull(driver, stream, count=4)
+                await driver.pull(stream, count=4)
         else:
             await driver.land(2)
             make_anew()
@@ -156,7 +156,7 @@ async def test_a_stream_that_is_trimmed_behind_its_reader_is_no_gap(source: Sour
     with capture_logs() as logs:
         async with aclosing(driver.open()) as stream:
             for n in range(5):
-                reading = asyncio.ensure_future(pull(driver, stream, count=n + 1))
+                reading = asyncio.ensure_future(driver.pull(stream, count=n + 1))
                 source.add("a", b"%d" % n, maxlen=1, approximate=False)
                 await reading
         source.add("a", b"5")

@@ -80,7 +80,7 @@ async def asked_by(**source: Any) -> tuple[Asked, list[bytes]]:
     async with serving(script) as port:
         subscribe = [*source.pop("subscribe", ()), "END"]
         await driver(port, source.pop("path"), subscribe=subscribe, subprotocols=["v2", "v1"], **source).read(
-            enough=lambda: True
+            count=1
         )
     return asked[0], messages[:-1]
 
@@ -150,7 +150,7 @@ async def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_bat
 
     async with serving(script) as port:
         feed = driver(port)
-        await feed.read(enough=lambda: len(feed.records) == 1_000)
+        await feed.read(count=1_000)
     assert feed.records == records
     assert len(feed.batches) == 1
     assert feed.batches[0].lines is not None
@@ -164,7 +164,7 @@ async def test_a_byte_order_mark_before_the_first_message_is_no_data() -> None:
 
     async with serving(script) as port:
         feed = driver(port)
-        await feed.read(enough=lambda: len(feed.records) == 2)
+        await feed.read(count=2)
     assert feed.records == [b"1", b"2"]
 
 

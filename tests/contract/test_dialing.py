@@ -15,8 +15,8 @@ from feedq.connectors.wire.dialing import Dialed, dial_host
 from feedq.core.clock import SystemClock
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.loopback import RecordingGuard, run_on, serving, unanswering, until
-from tests.contract.loopback import until_closed
+from feedq.testing.loopback import RecordingGuard, run_on, serving, until
+from tests.contract.loopback import unanswering, until_closed
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 HOST = "feeds.example"

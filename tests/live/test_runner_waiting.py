@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors import base
-from feedq.testing.loopback import serving, unanswering
-from tests.contract.loopback import until_closed
+from feedq.testing.loopback import serving
+from tests.contract.loopback import unanswering, until_closed
 from tests.live.test_runner import Bench, streaming
 from tests.unit.data_path import DataPath, until
 

@@ -20,10 +20,10 @@ from feedq.core.clock import SystemClock
 from feedq.core.model import FeedSpec
 from feedq.settings import Settings
 from feedq.settings import settings as current_settings
-from feedq.testing.loopback import unanswering
 from feedq.verbs import documents
 from feedq.verbs import trial as trials
 from feedq.verbs.trial import BYTES_MAX, StepOutcome, Trial, try_feed
+from tests.contract.loopback import unanswering
 from tests.live import odd_connector
 
 ANSWERED_S = 60.0

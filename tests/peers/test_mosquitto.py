@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.connector_conformance import ConnectorConformance, Served
-from feedq.testing.driver import ConnectorDriver, pull
+from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import Relay, until
 from tests.contract.erratic import ErraticWorker, reading
 from tests.peers.mqtt import HandMadeClient, Tap, drop_session, make_session, mosquitto
@@ -86,7 +87,7 @@ async def test_a_feed_that_stops_waits_for_its_last_commit(broker: PeerServer, v
     async with tapped(broker) as (tap, publisher):
         driver = driver_of(tap.port, version=version)
         stream = driver.open()
-        taking = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+        taking = asyncio.ensure_future(driver.pull(stream, count=1, commit=False))
         await until(lambda: driver.connected == 1)
         await publisher.publish("t/a", [b"1"])
         await taking
@@ -108,13 +109,13 @@ async def test_no_more_comes_than_may_be_unacknowledged(broker: PeerServer, vers
         await publisher.publish("t/a", numbered(500))
         driver = driver_of(tap.port, version=version, max_unacknowledged=50)
         async with aclosing(driver.open()) as stream:
-            await pull(driver, stream, count=limit, commit=False)
+            await driver.pull(stream, count=limit, commit=False)
             # To see that nothing happens takes a moment.
             await asyncio.sleep(0.2)
             assert len(tap.sent) == limit
             for batch in driver.batches:
                 driver.commit(batch)
-            await pull(driver, stream, count=500)
+            await driver.pull(stream, count=500)
         assert driver.records == numbered(500)
 
 
@@ -186,7 +187,7 @@ async def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
     broker: PeerServer, version: str
 ) -> None:
     feed, trial = (driver_of(broker.port, version=version) for _ in range(2))
-    trial.trial = True
+    trial.context = replace(trial.context, trial=True)
     async with tapped(broker) as (_, publisher), reading(feed, 1), reading(trial, 1):
         await publisher.publish("t/a", [b"1"])
     assert trial.batches[0].on_committed is None

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.connector_conformance import ConnectorConformance, Served
-from feedq.testing.driver import SECRET, ConnectorDriver, pull
+from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import Relay, until
 from tests.certificates import Authority
 from tests.contract.erratic import ErraticWorker, reading
@@ -127,11 +128,11 @@ async def test_a_message_that_is_delivered_again_is_dropped(
     async with stream_on(server, retention=retention) as js:
         driver = driver_of(server.port)
         async with aclosing(driver.open()) as stream:
-            taking = asyncio.ensure_future(pull(driver, stream, count=3, commit=False))
+            taking = asyncio.ensure_future(driver.pull(stream, count=3, commit=False))
             await until(lambda: driver.connected == 1)
             await publish(js, "o.new", numbered(3))
             await taking
-            taking = asyncio.ensure_future(pull(driver, stream, count=4, commit=False))
+            taking = asyncio.ensure_future(driver.pull(stream, count=4, commit=False))
             async with asyncio.timeout(20):
                 while not sum(one.num_redelivered or 0 for one in await js.consumers_info("orders")):
                     await asyncio.sleep(0.05)
@@ -146,7 +147,7 @@ async def test_no_more_comes_than_may_be_unacknowledged(
     async with stream_on(server, retention=retention) as js:
         driver = driver_of(server.port, max_unacknowledged=50)
         async with aclosing(driver.open()) as stream:
-            taking = asyncio.ensure_future(pull(driver, stream, count=50, commit=False))
+            taking = asyncio.ensure_future(driver.pull(stream, count=50, commit=False))
             await until(lambda: driver.connected == 1)
             await publish(js, "o.new", numbered(300))
             await taking
@@ -155,7 +156,7 @@ async def test_no_more_comes_than_may_be_unacknowledged(
             assert consumer.delivered.stream_seq == 50
             for batch in driver.batches:
                 driver.commit(batch)
-            await pull(driver, stream, count=300)
+            await driver.pull(stream, count=300)
         assert driver.records == numbered(300)
 
 
@@ -236,7 +237,7 @@ async def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
 ) -> None:
     async with stream_on(server, retention=retention) as js:
         feed, trial = driver_of(server.port), driver_of(server.port)
-        trial.trial = True
+        trial.context = replace(trial.context, trial=True)
         async with reading(feed, 2):
             await publish(js, "o.new", [b"1"])
             if retention is RetentionPolicy.WORK_QUEUE:
@@ -253,9 +254,9 @@ async def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(se
     async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
         await publish(js, "o.new", [b"1"])
         feed, trial = driver_of(server.port), driver_of(server.port)
-        trial.trial = True
+        trial.context = replace(trial.context, trial=True)
         async with aclosing(trial.open()) as stream:
-            await pull(trial, stream, count=1)
+            await trial.pull(stream, count=1)
             await feed.land(1)
         assert feed.records == [b"1"]
 
