@@ -2,6 +2,9 @@
 
 Times are UTC; only PostgreSQL's have a zone. Cursors are JSON, outside of PostgreSQL in a text column: a JSON
 column would keep numbers its own way there, and a cursor must come back as it was.
+
+What MariaDB and MySQL have their own way is said here by names, as statements are compiled: SQLAlchemy's own types
+and options would have every worker import that dialect.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ from sqlalchemy import (
     UniqueConstraint,
     false,
 )
-from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateColumn
-from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.schema import CreateColumn, CreateTable
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
 
@@ -45,14 +48,28 @@ MYSQL: Final = ("mysql", "mariadb")
 FEED_CHARACTERS_MAX: Final = 200
 """As declared feeds have at most; a key of ours must fit into the index of a MariaDB table."""
 
+
+class LongText(Text):
+    """A text without a bound."""
+
+
+class LongBinary(LargeBinary):
+    """Bytes without a bound."""
+
+
+class Moment(DateTime):
+    """A time in microseconds."""
+
+
+for _type, _name in ((LongText, "LONGTEXT"), (LongBinary, "LONGBLOB"), (Moment, "DATETIME(6)")):
+    compiles(_type, *MYSQL)(lambda *_, name=_name, **__: name)
+
 POSTGRESQL: Final = "postgresql"
-TEXT: Final = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
+TEXT: Final = LongText()
 # A text without a bound has no index in MariaDB.
 KEY_TEXT: Final = String(FEED_CHARACTERS_MAX).with_variant(Text(), POSTGRESQL)
-BINARY: Final = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
-MOMENT: Final = (
-    DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL).with_variant(DateTime(timezone=True), POSTGRESQL)
-)
+BINARY: Final = LongBinary()
+MOMENT: Final = Moment().with_variant(DateTime(timezone=True), POSTGRESQL)
 # SQLite decides by affinity, and a column declared JSON would turn records that are numbers into its own.
 RECORD: Final = JSON().with_variant(Text(), "sqlite").with_variant(postgresql.JSONB(), POSTGRESQL)
 NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
@@ -86,12 +103,13 @@ MADE_TYPES: Final[dict[ColumnType, TypeEngine[Any]]] = {
 }
 """Of columns that are made by `sink.types`."""
 
-OPTIONS: Final[dict[str, Any]] = {
-    f"{dialect}_{option}": value
-    for dialect in MYSQL
+
+@compiles(CreateTable, *MYSQL)
+def _create_table_of_mysql(element: CreateTable, compiler: DDLCompiler, **options: Any) -> str:
     # Exact: two feeds may differ in case only. And InnoDB, since other engines have no transactions.
-    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
-}
+    statement: str = compiler.visit_create_table(element, **options)  # type: ignore[no-untyped-call]  # theirs is
+    return statement + "ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin"
+
 
 metadata: Final = MetaData()
 
@@ -142,7 +160,6 @@ checkpoint: Final = Table(
     Index("feedq_checkpoint_feed", "environment", "feed"),
     # Every commit updates these rows; with room on their page the indexes are never touched.
     postgresql_with={"fillfactor": 50},
-    **OPTIONS,
 )
 
 dead_letter: Final = Table(
@@ -158,8 +175,6 @@ dead_letter: Final = Table(
     Column("cursor", CURSOR),
     Column("at", MOMENT, nullable=False, server_default=utc_now()),
     Index("feedq_dead_letter_feed", "environment", "feed_id", "id"),
-    sqlite_autoincrement=True,
-    **OPTIONS,
 )
 
 
@@ -172,7 +187,6 @@ def made_table(target: Target) -> Table:
         *_made_columns(target),
         *([UniqueConstraint(*target.key)] if target.key else []),
         schema=name.schema,
-        **OPTIONS,
     )
 
 

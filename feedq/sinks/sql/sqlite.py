@@ -24,7 +24,10 @@ from feedq.errors import InvalidInput
 from feedq.sinks.session import ErrorScope
 from feedq.sinks.sql.column_values import Conversion, Convert, conversion, is_number, native_number, text
 from feedq.sinks.sql.session import NewValues, SqlSession
+from feedq.sinks.table_definitions import dead_letter
 from feedq.sinks.target_table import TableName
+
+dead_letter.dialect_kwargs["sqlite_autoincrement"] = True  # the number of one that is gone is not given again
 
 OPEN_TIMEOUT_S: Final = 5.0
 
