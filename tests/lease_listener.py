@@ -16,8 +16,6 @@ from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 
 _HEARD: dict[type[object], str] = {
-    actions.BeginSession: "registered",
-    actions.EndSession: "gone",
     actions.Suspend: "suspend",
     actions.Resume: "resume",
     actions.FetchOrders: "orders",
@@ -61,8 +59,6 @@ class RecordingListener:
         return self._keeper
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, actions.HeartbeatNow):
-            self._keeper.beat_now()
         if type(action) in _HEARD:
             self.heard.append(_HEARD[type(action)])
 

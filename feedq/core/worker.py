@@ -31,16 +31,12 @@ from feedq.core.worker_actions import (
     AcceptMessage,
     Action,
     AnnounceDrain,
-    BeginSession,
     ClaimFeeds,
-    CutSockets,
     Drained,
     DropMessage,
-    EndSession,
     FetchHeld,
     FetchOrders,
     FinishMessage,
-    HeartbeatNow,
     LoseFeeds,
     ReleaseLeases,
     Resume,
@@ -64,9 +60,9 @@ WATCHDOG_MIN_S = 1.0
 WATCHDOG_JITTER = 0.2
 """Spreads the watchdogs of a fleet over a fifth of their wait, so that the first one spares the others."""
 LOST_S = 0.5
-"""A feed whose lease is lost has this long to end by itself; then its sockets are shut, and again for as long as
-it lives. Its connector, or a library of that, may swallow the cancellation, and go on reading from a source that
-is somebody else's by now."""
+"""How often a feed whose lease is lost is told to end, and its sockets are shut, until it has ended. Its
+connector, or a library of that, may swallow the cancellation and keep reading from a source that another worker
+already owns."""
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
 STOPS_PART = 0.5
@@ -265,7 +261,7 @@ class WorkerCore:
         self.live_connections.clear()
         self._asked.clear()
         self.heartbeat_at = now
-        return [BeginSession(worker_id)]
+        return []
 
     def connection_opened(self, name: str) -> list[Action]:
         """A connection to the database that holds the worker's lock is there."""
@@ -320,14 +316,16 @@ class WorkerCore:
         self._is_stalled = bool(self._settings.stall_s) and stalled_s >= self._settings.stall_s
         if self._is_stalled and not was_stalled:
             return self._end_trust("the event loop stands still", now)
-        return self.beat_now(now=now) if was_stalled and not self._is_stalled else []
+        if was_stalled and not self._is_stalled:
+            self.beat_now(now=now)
+        return []
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
         if self.state is SessionState.SERVING and not self._trust.holds(now):
             actions += self._end_trust("no heartbeat was answered in time", now)
-        actions += self._cut_lost_feeds(now)
+        actions += self._lose_again(now)
         actions += self._stop_next(now)
         if now >= self._audit_at:
             self._audit_at = now + AUDIT_INTERVAL_S
@@ -338,16 +336,20 @@ class WorkerCore:
     def _end_trust(self, why: str, now: float) -> list[Action]:
         was_serving = self.state is SessionState.SERVING
         self._enter(SessionEvent.TRUST_ENDED)
+        if not was_serving:
+            return []
         # Asked at once whether it is still known, rather than at the next interval.
-        return [Suspend(why), *self.beat_now(now=now)] if was_serving else []
+        self.beat_now(now=now)
+        return [Suspend(why)]
 
     def _end_session(self, now: float) -> list[Action]:
+        was_serving = self.state is SessionState.SERVING
         self._enter(SessionEvent.DECLARED_GONE)
-        assert self.worker_id is not None
         self._trust, self.needs_session = TrustWindow(), True
-        self.heartbeat_at = now
+        self.beat_now(now=now)
         self._asked.clear()
-        return [EndSession(self.worker_id), *self._lose(list(self._running.values()), now)]
+        lost = self._lose(list(self._running.values()), now)
+        return [Suspend("the worker was declared gone"), *lost] if was_serving else lost
 
     def _enter(self, event: SessionEvent) -> None:
         self.state = SESSION_TRANSITIONS[self.state, event]
@@ -355,7 +357,7 @@ class WorkerCore:
     def beat_now(self, *, now: float) -> list[Action]:
         """Hear at once what the next heartbeat would bring."""
         self.heartbeat_at = now
-        return [HeartbeatNow()]
+        return []
 
     def _watch_passes(self, answer: Heartbeat, now: float) -> list[Action]:
         # A pass that lies ahead was before the database's clock was put back, and nobody knows when.
@@ -445,7 +447,9 @@ class WorkerCore:
 
     def _start(self, worker_id: UUID, granted: list[tuple[Claim, WorkerFeed]], now: float) -> list[Action]:
         # With its first feeds a worker asks at once how many workers share the pace of connections.
-        actions: list[Action] = [] if self._running else self.beat_now(now=now)
+        if not self._running:
+            self.beat_now(now=now)
+        actions: list[Action] = []
         starting, parting = [], []
         for claim, feed in granted:
             before = self._running.get(claim.feed.id)
@@ -477,10 +481,7 @@ class WorkerCore:
         before, self._asked = self._asked, {request.key for request in requests}
         actions: list[Action] = []
         # A stop request that is gone, of a feed that still runs here: it was too slow, and its lease was taken.
-        # The event loop may be what is slow, so the sockets are shut without it.
-        over = [feed for key in before - self._asked if (feed := self._holder(key))]
-        if over:
-            actions += [CutSockets([feed.key for feed in over]), *self._lose(over, now)]
+        actions += self._lose([feed for key in before - self._asked if (feed := self._holder(key))], now)
         actions += self._stop([(feed, r.reason) for r in requests if (feed := self._holder(r.key))])
         # The database thinks that these run here, and they do not: released, or they would wait for ever.
         unrun = [Release(*r.key, r.reason) for r in requests if self._holder(r.key) is None]
@@ -556,12 +557,12 @@ class WorkerCore:
                 told.append(feed.key)
         return [LoseFeeds(told)] if told else []
 
-    def _cut_lost_feeds(self, now: float) -> list[Action]:
+    def _lose_again(self, now: float) -> list[Action]:
         late = [feed for feed in self._lost.values() if feed.told_at + LOST_S <= now]
         for feed in late:
             feed.told_at = now
         keys = [feed.key for feed in late]
-        return [LoseFeeds(keys), CutSockets(keys, overdue=True)] if late else []
+        return [LoseFeeds(keys, overdue=True)] if late else []
 
     # -- leaving -------------------------------------------------------------------------------------
 

@@ -13,11 +13,6 @@ ASSIGNMENTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class HeartbeatNow:
-    """Do not wait for the next heartbeat's time. `WorkerCore.heartbeat_at` says so too."""
-
-
-@dataclass(frozen=True, slots=True)
 class Suspend:
     """Cut every socket, and have all feeds wait for `Resume`."""
 
@@ -27,20 +22,6 @@ class Suspend:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The worker may act as owner again."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeginSession:
-    """A new worker session begins: what carries the id of the one before has to be opened anew."""
-
-    worker_id: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class EndSession:
-    """The worker session was declared gone: cut every socket, and register anew."""
-
-    worker_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +72,12 @@ class StopFeeds:
 
 @dataclass(frozen=True, slots=True)
 class LoseFeeds:
-    """Ends these feeds without writing or releasing anything: they have another owner, or may have."""
-
-    keys: list[FeedKey]
-
-
-@dataclass(frozen=True, slots=True)
-class CutSockets:
-    """Shut the sockets of these at once, whether their event loop turns or not."""
+    """End these feeds without writing or releasing anything: they have another owner, or may have. Their sockets
+    are shut at once, whether their event loop turns or not."""
 
     keys: list[FeedKey]
     overdue: bool = False
-    """The feeds that were told to end, and have not."""
+    """Whether they were told before, and have not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +134,8 @@ class Drained:
 
 
 Action: TypeAlias = (
-    HeartbeatNow
-    | Suspend
+    Suspend
     | Resume
-    | BeginSession
-    | EndSession
     | FetchOrders
     | FetchHeld
     | ClaimFeeds
@@ -171,7 +143,6 @@ Action: TypeAlias = (
     | StartApart
     | StopFeeds
     | LoseFeeds
-    | CutSockets
     | ReleaseLeases
     | AcceptMessage
     | DropMessage

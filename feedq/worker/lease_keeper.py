@@ -44,6 +44,8 @@ class CoreDriver:
     ) -> None:
         """``woken`` is set when the core wants its `tick` sooner than before."""
         self.core = core
+        self.beat_sooner: Callable[[], None] = lambda: None
+        """Called when the core wants a heartbeat sooner than before."""
         self._perform = perform
         self._lock = RLock()
         self._woken = woken or Event()
@@ -51,11 +53,13 @@ class CoreDriver:
     def tell(self, event: Callable[P, list[Action]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Report an event, and carry out what follows."""
         with self._lock:
-            before = self.core.wakes_at()
+            wakes_at, heartbeat_at = self.core.wakes_at(), self.core.heartbeat_at
             for action in event(*args, **kwargs):
                 self._perform(action)
-            if self.core.wakes_at() < before:
+            if self.core.wakes_at() < wakes_at:
                 self._woken.set()
+            if self.core.heartbeat_at < heartbeat_at:
+                self.beat_sooner()
 
     def lost(self, which: str, error: Exception, *, now: float) -> None:
         """Report that a connection to the database was lost."""
@@ -107,6 +111,7 @@ class LeaseKeeper:
         self._connection: WorkerSession | None = None
         self._renewed_at = clock.monotonic()
         self._thread = WatchedThread(self._keep, name="feedq-keeper")
+        driver.beat_sooner = self._wake
 
     @property
     def trusted(self) -> bool:
@@ -125,17 +130,9 @@ class LeaseKeeper:
 
     def stop(self, *, timeout_s: float) -> None:
         self._stopping.set()
-        with self._lock:
-            if self._connection is not None:
-                self._connection.interrupt()
+        self._wake()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-
-    def beat_now(self) -> None:
-        """Have the keeper check whether a heartbeat is due. From any thread."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.interrupt()
 
     def beat(self) -> bool:
         """Send one heartbeat, or the registration that it needs. False when the database did not answer."""
@@ -173,6 +170,12 @@ class LeaseKeeper:
             self._driver.tell(self._core.orders_pending)
         if self.session_observer is not None:
             self.session_observer.notified(reasons)
+
+    def _wake(self) -> None:
+        """Have the keeper check whether a heartbeat is due. From any thread."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.interrupt()
 
     def _register(self) -> None:
         """Begin a worker session. Raises `Unavailable`."""

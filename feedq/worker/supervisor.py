@@ -120,7 +120,7 @@ class Supervisor:
             clock=clock,
             load=self.load,
             stalled_s=lambda: watch.stalled_s,
-            on_registered=lambda worker: self.lease_client.follow(worker),
+            on_registered=self._registered,
             on_answer=self._answered,
         )
         self.lease_client = LeaseClient(
@@ -315,8 +315,8 @@ class Supervisor:
             case actions.StopFeeds():
                 self._soon(self._stop_feeds, action.feeds)
             case actions.LoseFeeds():
+                # Told first, or they would take the end of their connections for the source's doing.
                 self._soon(self._lose_feeds, action.keys)
-            case actions.CutSockets():
                 self._cut_sockets(action)
             case actions.AcceptMessage(callbacks) | actions.FinishMessage(callbacks):
                 message = cast(TaskCallbacks, callbacks)
@@ -331,6 +331,16 @@ class Supervisor:
             case actions.RunReconcile(pass_age_s):
                 logger.warning(LogEvent.WATCHDOG, pass_age_s=pass_age_s)
                 self._reconcile()
+            case actions.Suspend(why):
+                logger.warning(LogEvent.WORKER_SUSPENDED, why=why)
+                # First the sockets, from this thread: the loop may be what is stuck.
+                self._cut_all_sockets()
+                self._was_interrupted = True
+                self._soon(self._suspend)
+            case actions.Resume():
+                if self._was_interrupted:
+                    logger.info(LogEvent.WORKER_RESUMED)
+                self._soon(self._trusted.set)
             case _:
                 self._ask_database(action)
 
@@ -350,31 +360,6 @@ class Supervisor:
             case actions.AnnounceDrain(worker_id):
                 client.do(partial(self._store.workers.drain, worker_id))
             case _:
-                self._perform_on_session(action)
-
-    def _perform_on_session(self, action: Action) -> None:
-        match action:
-            case actions.HeartbeatNow():
-                self.lease_keeper.beat_now()
-            case actions.Suspend(why):
-                logger.warning(LogEvent.WORKER_SUSPENDED, why=why)
-                # First the sockets, from this thread: the loop may be what is stuck.
-                self._cut_all_sockets()
-                self._was_interrupted = True
-                self._soon(self._suspend)
-            case actions.Resume():
-                if self._was_interrupted:
-                    logger.info(LogEvent.WORKER_RESUMED)
-                self._soon(self._trusted.set)
-            case actions.BeginSession(worker_id):
-                self._activity.begin_session(worker_id)
-                # Sessions with the sinks carry the id of a worker session that has ended.
-                self._sink_pool.renew()
-            case actions.EndSession():
-                self._cut_all_sockets()
-                self._was_interrupted = True
-                self._soon(self._trusted.clear)
-            case _:
                 raise AssertionError(f"nothing carries out {action}")
 
     def _fetch_orders(self, action: actions.FetchOrders) -> None:
@@ -393,7 +378,7 @@ class Supervisor:
         for runner in self._all_runners():
             runner.sockets.cut()
 
-    def _cut_sockets(self, action: actions.CutSockets) -> None:
+    def _cut_sockets(self, action: actions.LoseFeeds) -> None:
         runners = [runner for key in action.keys if (runner := self._runners.get(key))]
         for runner in runners:
             runner.sockets.cut()
@@ -550,6 +535,12 @@ class Supervisor:
         self._progress_reporter.report()
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.lease_client.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
+
+    def _registered(self, worker: Worker) -> None:
+        self._activity.begin_session(worker.id)
+        # Sessions with the sinks carry the id of a worker session that has ended.
+        self._sink_pool.renew()
+        self.lease_client.follow(worker)
 
     def _worker_id(self) -> UUID:
         assert self.lease_keeper.worker is not None

@@ -93,7 +93,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
         return real(self, timeout_s)
 
     monkeypatch.setattr(kind, "wait", wait)
-    lease_keeper.beat_now()
+    lease_keeper._driver.tell(lease_keeper._core.beat_now, now=time.monotonic())
     recording.lease_client.do(lambda: None)
     until(
         lambda: backends(harness, role, worker.id) - before,

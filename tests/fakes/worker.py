@@ -354,6 +354,8 @@ class FakeWorker:
                 self.jobs.slots.gone(self.worker.id)
         sent_at = arrived.sent_at
         self._perform(self.core.heartbeat_answered(arrived.answer, sent_at=sent_at, now=self._now))
+        if arrived.answer is None:
+            self._close_sessions()
         if arrived.answer is None and not self.core.is_draining:
             self._beat()
         elif self.streams:
@@ -394,12 +396,9 @@ class FakeWorker:
     def _carry_out(self, action: Action) -> None:
         match action:
             case actions.Suspend():
-                if self.streams:
+                if self.streams and not self.core.needs_session:
                     self.say(f"suspends {numbers(self.streams)}")
                 self._suspend()
-            case actions.EndSession():
-                self._suspend()
-                self._close_sessions()
             case actions.DropMessage() | actions.FinishMessage() if self._takes is not None:
                 self._is_over = True
             case actions.DropMessage(_, message):
@@ -416,8 +415,6 @@ class FakeWorker:
                 self._stop(feeds)
             case actions.LoseFeeds(keys):
                 self._lose(keys)
-            case actions.CutSockets(keys):
-                self._cut(keys)
             case actions.Drained():
                 self._has_drained = True
             case (
@@ -489,11 +486,6 @@ class FakeWorker:
     def _start(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             self.streams[claim.feed.id] = FakeStream(claim.key, claim)
-
-    def _cut(self, keys: Sequence[FeedKey]) -> None:
-        for key in keys:
-            if (stream := self._stream(key)) is not None:
-                stream.disconnect()
 
     def _stream(self, key: FeedKey) -> FakeStream | None:
         stream = self.streams.get(key[0])

@@ -21,7 +21,7 @@ from feedq.control.store.protocol import call, document
 from feedq.core.model import FeedKey
 from feedq.core.schedule.spec import NOT_OF_JOB
 from feedq.core.worker import WorkerCore, WorkerFeed
-from feedq.core.worker_actions import Action, EndSession, FetchOrders
+from feedq.core.worker_actions import Action, FetchOrders, Suspend
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.control import ControlDatabase
 from tests.fakes.servers import FakeCheckpoint
@@ -111,7 +111,7 @@ def core(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> None:
 
 def a_lost_session_loses_no_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     def end_session(self: Any, now: float) -> list[Action]:
-        return [a for a in WorkerCore._end_session(self, now) if isinstance(a, EndSession)]
+        return [a for a in WorkerCore._end_session(self, now) if isinstance(a, Suspend)]
 
     core(monkeypatch, _end_session=end_session)
 

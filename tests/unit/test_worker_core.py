@@ -39,16 +39,12 @@ from feedq.core.worker_actions import (
     AcceptMessage,
     Action,
     AnnounceDrain,
-    BeginSession,
     ClaimFeeds,
-    CutSockets,
     Drained,
     DropMessage,
-    EndSession,
     FetchHeld,
     FetchOrders,
     FinishMessage,
-    HeartbeatNow,
     LoseFeeds,
     ReleaseLeases,
     Resume,
@@ -78,9 +74,7 @@ class Bench:
         self.now = 1_000.0
         self.worker_id = uuid4()
         self.core = WorkerCore(settings, rng=Random(1), now=self.now, is_apart=is_apart)
-        assert self.core.registered(self.worker_id, capacity=capacity, now=self.now) == [
-            BeginSession(self.worker_id)
-        ]
+        assert self.core.registered(self.worker_id, capacity=capacity, now=self.now) == []
         self.core.connection_opened("keeper")
         assert self.beat() == [Resume()]
 
@@ -277,8 +271,7 @@ def test_trust_ends_where_the_last_answered_heartbeat_was_sent_and_a_ttl_less_th
     assert bench.core.is_trusted(bench.now + 2.99)
     assert not bench.core.is_trusted(bench.now + 3)
     assert bench.core.wakes_at() == bench.now + 3
-    (suspended, _) = bench.after(3)
-    assert suspended == Suspend("no heartbeat was answered in time")
+    assert bench.after(3) == [Suspend("no heartbeat was answered in time")]
     assert bench.core.heartbeat_at == bench.now
     assert bench.after(1) == [], "once"
     assert bench.beat() == [Resume()]
@@ -295,9 +288,9 @@ def test_the_loss_of_one_session_is_no_reason_to_stop_and_that_of_the_last_is(be
     assert bench.core.connection_lost("keeper", now=bench.now) == []
     assert bench.core.connection_lost("keeper", now=bench.now) == []
     assert bench.core.connection_lost("listener", now=bench.now) == [
-        Suspend("the last database session was lost"),
-        HeartbeatNow(),
+        Suspend("the last database session was lost")
     ]
+    assert bench.core.heartbeat_at == bench.now, "it asks at once whether it is still known"
 
 
 def test_after_a_lost_session_the_leases_are_compared_once(bench: Bench) -> None:
@@ -311,12 +304,13 @@ def test_after_a_lost_session_the_leases_are_compared_once(bench: Bench) -> None
 def test_a_loop_that_stands_still_suspends_and_no_answer_resumes_before_it_turns(bench: Bench) -> None:
     stall_s = SETTINGS.stall_s
     assert bench.core.loop_checked(stall_s - 0.1, now=bench.now) == []
-    (suspended, _) = bench.core.loop_checked(stall_s, now=bench.now)
-    assert suspended == Suspend("the event loop stands still")
+    assert bench.core.loop_checked(stall_s, now=bench.now) == [Suspend("the event loop stands still")]
     assert bench.core.loop_checked(stall_s + 1, now=bench.now) == []
     assert bench.beat() == []
     assert not bench.core.is_trusted(bench.now)
-    assert bench.core.loop_checked(0.0, now=bench.now) == [HeartbeatNow()]
+    assert bench.core.heartbeat_at > bench.now
+    assert bench.core.loop_checked(0.0, now=bench.now) == []
+    assert bench.core.heartbeat_at == bench.now
     assert bench.beat() == [Resume()]
 
 
@@ -334,8 +328,9 @@ def test_a_heartbeat_that_fails_is_tried_again_ever_later_up_to_a_bound(bench: B
 
 def test_a_worker_declared_gone_loses_everything_and_needs_a_session(bench: Bench) -> None:
     bench.run((1, 1), (2, 1))
-    assert bench.beat(None) == [EndSession(bench.worker_id), LoseFeeds([(1, 1), (2, 1)])]
+    assert bench.beat(None) == [Suspend("the worker was declared gone"), LoseFeeds([(1, 1), (2, 1)])]
     assert bench.core.needs_session
+    assert bench.core.heartbeat_at == bench.now
     assert not bench.core.is_trusted(bench.now)
     assert bench.found((3, 1)) == bench.core.orders_pending() == []
     another = uuid4()
@@ -369,10 +364,7 @@ def test_a_feed_that_did_not_stop_in_time_and_was_taken_away_is_cut_off_at_once(
     bench.run((1, 1))
     bench.asked_to_stop(StopRequest(1, 1, Reason.PAUSED))
     assert FetchOrders(bench.worker_id, with_assignments=True) in bench.beat(), "whether it still is asked to"
-    assert bench.asked_to_stop() == [
-        CutSockets([(1, 1)]),
-        LoseFeeds([(1, 1)]),
-    ]
+    assert bench.asked_to_stop() == [LoseFeeds([(1, 1)])]
 
 
 def test_a_lost_feed_that_does_not_end_is_cut_off_again_and_again(bench: Bench) -> None:
@@ -381,7 +373,7 @@ def test_a_lost_feed_that_does_not_end_is_cut_off_again_and_again(bench: Bench) 
     assert bench.core.reports_refused([(1, 1)], now=bench.now) == [], "told once"
     for _ in range(3):
         assert bench.core.wakes_at() <= bench.now + LOST_S
-        assert bench.after(LOST_S) == [LoseFeeds([(1, 1)]), CutSockets([(1, 1)], overdue=True)]
+        assert bench.after(LOST_S) == [LoseFeeds([(1, 1)], overdue=True)]
         bench.beat()
     bench.ended((1, 1), None)
     assert bench.after(LOST_S) == []
