@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,14 +20,13 @@ from feedq.core.model import JSON, FeedKey
 from feedq.errors import FeedqError, LeaseLost
 from feedq.records.batch import Batch
 from feedq.sinks.base import Target
-from feedq.sinks.event_time import EventTime, EventTimeReader
-from feedq.sinks.field_watch import FieldWatch
+from feedq.sinks.event_time import EventTime
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import INFLIGHT_BYTES
-from feedq.worker.taps import RecordTap
 from feedq.worker.threads import call_on, resolve
 
 if TYPE_CHECKING:
+    from feedq.worker.progress_reporter import FeedProgress
     from feedq.worker.writer import Writer
 
 
@@ -116,19 +114,11 @@ class BatchQueue:
     budget: InflightBudget
     inflight_max: int
     writer: Writer
+    progress: FeedProgress
+    """Counts what is committed, over all queues of the feed, and knows who looks at the records."""
     on_change: Callable[[], None]
     """Told of news, on the loop."""
 
-    landed: int = 0
-    dead: int = 0
-    bytes_landed: int = 0
-    dead_error: str | None = None
-    """Why the latest of the dead was refused."""
-    last_record_at: datetime | None = None
-    event_times: EventTimeReader | None = None
-    """What reads the event times of records, where they are wanted."""
-    event_time: EventTime | None = None
-    """That of what has landed."""
     unwritten_since: float | None = None
     """Since when something has waited without any of it being written, on the monotonic clock."""
     failure: FeedqError | None = None
@@ -147,10 +137,6 @@ class BatchQueue:
     """When the feed was last written with the others again."""
     apart_s: float = 0.0
     """How long it had to stay apart."""
-    watch: FieldWatch | None = None
-    """Given to the sink with all that is written, where its target has somebody look for new fields."""
-    tap: RecordTap | None = None
-    """Where the writer's threads put some of what they commit, while somebody listens."""
 
     waiting: list[Batch] = field(default_factory=list)
     """What was handed over and is not decided, the oldest first; under the writer's lock."""
@@ -165,7 +151,7 @@ class BatchQueue:
                 self.unwritten_since = monotonic()
             self._inflight += batch.size
             self.budget.take(batch.size)
-            self.last_record_at = batch.received_at
+            self.progress.last_record_at = batch.received_at
             self.writer.submit(self, batch)
         while self.failure is None and self._inflight and self._is_full:
             # Nothing more can come in: waiting for the interval to end would only cap the throughput.
@@ -214,12 +200,7 @@ class BatchQueue:
             self.failure = self.failure or answer.failure
         else:
             self.cursor = answer.cursor
-            self.landed += answer.landed
-            self.dead += answer.dead
-            self.dead_error = answer.dead_error or self.dead_error
-            self.bytes_landed += answer.size
-            if answer.event_time is not None:
-                self.event_time = answer.event_time.after(self.event_time)
+            self.progress.count(answer)
         self.on_change()
         self._wake()
         for acknowledge in answer.on_committed:
@@ -232,12 +213,6 @@ class BatchQueue:
     def tell(self) -> None:
         """Tell its runner that there is news of it. From any thread."""
         call_on(self.loop, self.on_change)
-
-    def take_over(self, before: BatchQueue) -> None:
-        """Go on counting where another batch queue of this epoch has ended."""
-        self.landed, self.dead, self.bytes_landed = before.landed, before.dead, before.bytes_landed
-        self.dead_error, self.last_record_at = before.dead_error, before.last_record_at
-        self.event_times, self.event_time = before.event_times, before.event_time
 
     def abandon(self) -> None:
         """Drop what is not written yet, because the runner has ended: nobody waits for an answer any more."""

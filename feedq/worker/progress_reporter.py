@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from random import Random
@@ -37,12 +37,14 @@ from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, 
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
 from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 from feedq.secrets import Masker
+from feedq.sinks.base import Fenced
 from feedq.sinks.event_time import EventTime, EventTimeReader
 from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.worker.activity import resident_bytes
-from feedq.worker.batch_queue import BatchQueue
+from feedq.worker.batch_queue import BatchQueue, CommitAnswer
 from feedq.worker.sink_pool import SinkPool
+from feedq.worker.taps import RecordTap
 
 PROGRESS_MAX = 2_000
 """Feeds without news in one report; the others come with the next ones. So what a worker's reports cost, here and
@@ -78,8 +80,21 @@ class FeedProgress:
     sink: str | None = None
     """The name of its sink, once it runs."""
     batch_queue: BatchQueue | None = None
+    landed: int = 0
+    """The records that have landed in this process."""
+    landed_ever: int = 0
+    """All that the sink says have landed of the feed, and these."""
+    dead: int = 0
+    bytes_landed: int = 0
+    dead_error: str | None = None
+    """Why the latest of the dead was refused, if that was since the last report."""
+    last_record_at: datetime | None = None
     event_times: EventTimeReader | None = None
     """What reads the event times of its records, if `max_event_lag` is expected of it."""
+    event_time: EventTime | None = None
+    """That of what has landed."""
+    tap: RecordTap | None = None
+    """What takes some of the records that land, while somebody listens."""
     stalled: bool = False
     """Whether its source was silent for too long, and has not sent anything since."""
     error: str | None = None
@@ -94,8 +109,6 @@ class FeedProgress:
     _notices: dict[str, str | None] = field(default_factory=dict)
     """The notices since the last report."""
     _sink_error: str | None = None
-    _landed: int = 0
-    """What had landed when that was last looked at."""
     _reported: tuple[int, int, int] = (0, 0, 0)
     _counted_at: float = 0.0
     _refused_at: float = float("-inf")
@@ -134,10 +147,16 @@ class FeedProgress:
         text = mask_url(str(said) or type(said).__name__)
         return text if self.masker is None else self.masker.mask(text)
 
-    def look_for_landed(self) -> None:
-        """Clear the count of failures if a record has landed."""
-        if self.batch_queue is not None and self.batch_queue.landed > self._landed:
-            self._landed = self.batch_queue.landed
+    def count(self, answer: CommitAnswer) -> None:
+        """Take in what became of some batches that were committed."""
+        self.landed += answer.landed
+        self.landed_ever += answer.landed
+        self.dead += answer.dead
+        self.dead_error = answer.dead_error or self.dead_error
+        self.bytes_landed += answer.size
+        if answer.event_time is not None:
+            self.event_time = answer.event_time.after(self.event_time)
+        if answer.landed:
             self.failures = 0
 
     def notice(self, key: str, said: str | None) -> bool:
@@ -159,27 +178,21 @@ class FeedProgress:
         notices, self._notices = self._notices, {}
         return notices or None
 
-    @property
-    def has_received(self) -> bool:
-        return self.batch_queue is not None and self.batch_queue.last_record_at is not None
-
     def report(self) -> Progress:
         """Return what happened since the last call."""
-        batch_queue = self.batch_queue
-        now = (batch_queue.landed, batch_queue.bytes_landed, batch_queue.dead) if batch_queue else (0, 0, 0)
+        now = (self.landed, self.bytes_landed, self.dead)
         before, self._reported = self._reported, now
         error, self.error = self.error, None
         rewind, self.rewind = self.rewind, None
+        dead_error, self.dead_error = self.dead_error, None
         self._measure(before, now)
-        sink_error, dead_error = self._find_sink_error(), None
+        sink_error = self._find_sink_error()
         if sink_error != self._sink_error:
             error, self._sink_error = error or sink_error, sink_error
-        if batch_queue is not None and batch_queue.dead_error is not None:
-            dead_error, batch_queue.dead_error = self.masked(batch_queue.dead_error), None
         ago_s = None
-        if batch_queue is not None and batch_queue.last_record_at is not None:
-            ago_s = max(0.0, (self._clock.now() - batch_queue.last_record_at).total_seconds())
-        event_time = (batch_queue and batch_queue.event_time) or EventTime()
+        if self.last_record_at is not None:
+            ago_s = max(0.0, (self._clock.now() - self.last_record_at).total_seconds())
+        event_time = self.event_time or EventTime()
         return Progress(
             feed_id=self.key[0],
             epoch=self.key[1],
@@ -187,13 +200,13 @@ class FeedProgress:
             bytes=now[1] - before[1],
             dead_letters=now[2] - before[2],
             last_record_ago_s=ago_s,
-            cursor=batch_queue.cursor if batch_queue else None,
+            cursor=self.batch_queue.cursor if self.batch_queue else None,
             connected=self._connected_at is not None,
             stalled=self.stalled,
             attempts=self.attempts,
             error=error,
             failures=self.failures,
-            dead_letter_error=dead_error,
+            dead_letter_error=None if dead_error is None else self.masked(dead_error),
             sink_error=sink_error,
             rewind=rewind,
             noticed=self._take_notices(),
@@ -267,9 +280,10 @@ class FeedProgress:
     def disconnected(self) -> None:
         self._connected_at = None
 
-    def fenced(self) -> None:
+    def fenced(self, fenced: Fenced) -> None:
         """The sink takes this epoch for the latest one."""
         self._owned_since = self._clock.monotonic()
+        self.landed_ever = fenced.records
 
     def next_try(self, error: SourceUnavailable | SinkUnavailable) -> Reconnect | RetryElsewhere:
         """Decide after a connection that broke or was not made."""
@@ -283,7 +297,7 @@ class FeedProgress:
             rng=self._rng,
             policy=self._policy,
             not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
-            is_new_here=self._is_new_here and not self.has_received,
+            is_new_here=self._is_new_here and self.last_record_at is None,
             failing_s=failing_s,
         )
 

@@ -66,7 +66,6 @@ from feedq.worker.first_records import FirstRecords
 from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.sink_pool import SinkPool
-from feedq.worker.taps import RecordTap
 
 UNEXPECTED_RETRY_S = 5.0
 CANCEL_AGAIN_S = 1.0
@@ -149,10 +148,7 @@ class FeedRunner:
         self._backfill_end: BackfillEnd | None = None
         self._read_whole: BatchQueue | None = None
         """The queue that has got all that a backfill is to read."""
-        self._landed_before = 0
-        """What the sink had when it was fenced, besides what the queue counts."""
         self._trace = FeedTrace()
-        self.tap: RecordTap | None = None
 
     @property
     def key(self) -> FeedKey:
@@ -183,12 +179,6 @@ class FeedRunner:
         """End this stream, and let the feed run apart from others from now on."""
         self._blame = blame
         self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
-
-    def tap_with(self, tap: RecordTap | None) -> None:
-        """Have records that land go into this as well; None: have that end."""
-        self.tap = tap
-        if self._batch_queue is not None:
-            self._batch_queue.tap = tap
 
     def give_up(self, why: str) -> None:
         """Let go of the feed at once, and drop what is not written: others reach its sink, and we do not."""
@@ -333,16 +323,11 @@ class FeedRunner:
             failed.abandon()
         with self._trace.fencing():
             fenced = await self._fence(what.sink, what.target)
-        self.progress.fenced()
+        self.progress.fenced(fenced)
         self._must_fence = False
         batch_queue = self._worker.sinks.open_batch_queue(
-            what.sink, self.key, known_as(self.name), what.target, fenced, self._progressed
+            what.sink, known_as(self.name), what.target, fenced, self.progress, self._progressed
         )
-        batch_queue.tap, batch_queue.watch = self.tap, self.progress.watch
-        batch_queue.event_times = self.progress.event_times
-        if failed is not None:
-            batch_queue.take_over(failed)
-        self._landed_before = fenced.records - batch_queue.landed
         if failed is not None and isinstance(failed.failure, CheckpointLost):
             # It may tell of records as landed that the sink has no more.
             self._memory = {}
@@ -524,8 +509,7 @@ class FeedRunner:
 
     def _progressed(self) -> None:
         batch_queue = self._batch_queue
-        self.progress.look_for_landed()
-        if batch_queue is not None and batch_queue.landed:
+        if self.progress.landed:
             self._trace.landed()
         if batch_queue is not None and batch_queue.failure is not None:
             # Its next record may be long in coming. Woken, it checks the batch queue before it connects again.
@@ -538,9 +522,7 @@ class FeedRunner:
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
         if self._blame is not None and reason is Reason.QUARANTINED:
             error = self._blame.said
-        landed = None
-        if reason is Reason.FINISHED and self._batch_queue is not None:
-            landed = self._landed_before + self._batch_queue.landed
+        landed = self.progress.landed_ever if reason is Reason.FINISHED else None
         attempts = self.progress.counted_for(reason)
         return Release(*self.key, reason, retry_in_s, attempts, error, self._blame, landed)
 

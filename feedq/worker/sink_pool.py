@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from feedq.core.model import FeedKey
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, load_sink
 from feedq.sinks.mapping import Drift
@@ -18,6 +17,9 @@ from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer, GoneWorkers
 from feedq.worker.sink_thread import Down, Outage
 from feedq.worker.writer import Writer
+
+if TYPE_CHECKING:
+    from feedq.worker.progress_reporter import FeedProgress
 
 FLUSH_BYTES = 4 * 2**20
 """A group commit starts early when this many bytes wait: more in one COPY lands no faster (`make bench`)."""
@@ -67,16 +69,16 @@ class SinkPool:
     def open_batch_queue(
         self,
         sink: str,
-        key: FeedKey,
         feed: str,
         target: Target,
         fenced: Fenced,
+        progress: FeedProgress,
         on_change: Callable[[], None],
     ) -> BatchQueue:
         if target.drift is Drift.ADD and self._settings.drift_add:
             target = replace(target, adds_columns=True)
         return BatchQueue(
-            key,
+            progress.key,
             feed,
             target,
             cursor=fenced.cursor,
@@ -84,6 +86,7 @@ class SinkPool:
             budget=self.budget,
             inflight_max=self._settings.inflight_bytes_total // FEEDS_TO_FILL_IT,
             writer=self._ends_of(sink).writer,
+            progress=progress,
             on_change=on_change,
         )
 

@@ -555,7 +555,7 @@ class Supervisor:
             self._soon(self._leave_sinks, answer)
 
     def _follow_taps(self, feed_ids: Collection[int]) -> None:
-        self._tap_writer.follow(feed_ids, self._runners.values())
+        self._tap_writer.follow(feed_ids, (runner.progress for runner in self._runners.values()))
 
     def _send_taps(self, parts: Sequence[TapPart]) -> None:
         self._store.taps.put(self._worker_id(), parts)

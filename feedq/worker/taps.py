@@ -1,6 +1,6 @@
 """Takes a few of the records that tapped feeds land, and sends them to the control database once a second.
 
-A `RecordTap` hangs on the batch queue of a feed while somebody listens; without one a commit costs nothing more.
+A `RecordTap` hangs on the progress of a feed while somebody listens; without one a commit costs nothing more.
 Writer threads put records in, as many as there is room for, and never wait. Secrets are masked and the database is
 asked on another thread; while that one is stuck, records are left out and counted.
 """
@@ -21,7 +21,7 @@ from feedq.errors import Unavailable
 from feedq.records.batch import Batch
 
 if TYPE_CHECKING:
-    from feedq.worker.runner import FeedRunner
+    from feedq.worker.progress_reporter import FeedProgress
 
 MASKED_BYTES: Final = 2 * RECORD_BYTES_MAX
 """So much of a record is looked through for secrets: of one that lies across the cut no half is shown."""
@@ -74,20 +74,20 @@ class TapWriter:
     ) -> None:
         """``elsewhere`` has something done on a thread that may block, where ``send`` is called."""
         self._loop, self._elsewhere, self._send = loop, elsewhere, send
-        self._tapped: list[FeedRunner] = []
+        self._tapped: list[FeedProgress] = []
         self._timer: TimerHandle | None = None
         self._is_sending = False
 
-    def follow(self, feed_ids: Collection[int], runners: Iterable[FeedRunner]) -> None:
+    def follow(self, feed_ids: Collection[int], feeds: Iterable[FeedProgress]) -> None:
         """Tap these feeds and no others, of those that run here."""
         if not feed_ids and not self._tapped:
             return
         for gone in self._tapped:
             if gone.key[0] not in feed_ids:
-                gone.tap_with(None)
-        self._tapped = [runner for runner in runners if runner.key[0] in feed_ids]
-        for runner in self._tapped:
-            runner.tap_with(runner.tap or RecordTap())
+                gone.tap = None
+        self._tapped = [feed for feed in feeds if feed.key[0] in feed_ids]
+        for feed in self._tapped:
+            feed.tap = feed.tap or RecordTap()
         if self._tapped and self._timer is None:
             self._timer = self._loop.call_later(SEND_S, self._send_all)
 
@@ -98,7 +98,7 @@ class TapWriter:
         self._timer = self._loop.call_later(SEND_S, self._send_all)
         if not self._is_sending:
             self._is_sending = True
-            taps = [(runner.tap, runner.key, runner.progress.masked) for runner in self._tapped if runner.tap]
+            taps = [(feed.tap, feed.key, feed.masked) for feed in self._tapped if feed.tap]
             self._elsewhere(partial(self._drain, taps))
 
     def _drain(self, taps: Sequence[tuple[RecordTap, FeedKey, Callable[[str], str]]]) -> None:

@@ -96,7 +96,7 @@ class QueueWriter(SinkThread):
                 queue.target,
                 tuple(batches),
                 queue.continues,
-                queue.watch,
+                queue.progress.watch,
             )
             for queue, batches in group.items()
         ]
@@ -503,9 +503,9 @@ def _answer_of(queue: BatchQueue, batches: list[Batch], written: Written) -> Com
     if dead := written.dead.get(key, 0):
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=queue.feed, records=dead)
-    landed, reader = written.landed[key], queue.event_times
-    if queue.tap is not None:
-        queue.tap.take(batches, refused=dead)
+    landed, reader = written.landed[key], queue.progress.event_times
+    if (tap := queue.progress.tap) is not None:
+        tap.take(batches, refused=dead)
     return CommitAnswer(
         queue,
         sum(batch.size for batch in batches),

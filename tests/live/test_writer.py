@@ -26,11 +26,11 @@ def path() -> Iterator[DataPath]:
 async def test_the_event_time_is_that_of_the_newest_record_that_has_landed() -> None:
     with DataPath(MemoryTables(poison=b"poison")) as path:
         batch_queue = path.open_batch_queue((1, 1), "a")
-        batch_queue.event_times = event_time_reader("/ts", batch_queue.target)
+        batch_queue.progress.event_times = event_time_reader("/ts", batch_queue.target)
         for record in (b'{"ts": 7}', b'{"ts": 6}', b'{"ts": 9, "poison": 1}', b'{"ts": "soon"}'):
             await batch_queue.put(batch(record, cursor=1))
             await batch_queue.join()
-    at, fault = batch_queue.event_time or EventTime()
+    at, fault = batch_queue.progress.event_time or EventTime()
     assert (at, "which is not a time" in (fault or "")) == (7, True)
 
 
@@ -150,7 +150,7 @@ async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath)
     await stuck.put(batch(b"2", cursor=2))
     await stuck.join()
     assert path.tables.rows["a"] == [b"0", b"1", b"2"]
-    assert (stuck.cursor, stuck.landed, stuck.is_postponed) == (2, 3, False)
+    assert (stuck.cursor, stuck.progress.landed, stuck.is_postponed) == (2, 3, False)
     assert path.budget.bytes == 0
 
 
@@ -207,7 +207,8 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
     await well.join()
     await troubled.put(batch(b"2", cursor=3))
     await troubled.join()
-    assert (troubled.landed, troubled.dead, troubled.dead_error, troubled.cursor) == (2, 1, "poison", 3)
+    told = troubled.progress
+    assert (told.landed, told.dead, told.dead_error, troubled.cursor) == (2, 1, "poison", 3)
     assert (troubled.is_apart, well.is_apart) == (True, False)
     # The writer takes the postponement back after it has told what landed.
     await until(lambda: not troubled.is_postponed, "it is not postponed any more")
@@ -245,7 +246,8 @@ async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
         await batch_queue.join()
         landed = [int(record) for record in path.tables.rows[batch_queue.feed]]
         assert landed == [n for n in range(300) if n % (7 * batch_queue.key[0])]
-        assert (batch_queue.landed + batch_queue.dead, batch_queue.cursor) == (300, 299)
+        counted = batch_queue.progress
+        assert (counted.landed + counted.dead, batch_queue.cursor) == (300, 299)
     assert path.budget.bytes == 0
 
 

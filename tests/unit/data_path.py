@@ -6,18 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from random import Random
 from uuid import UUID, uuid4
 
-from feedq.core.model import JSON, FeedKey
+from feedq.core.backoff import BackoffPolicy
+from feedq.core.clock import SystemClock
+from feedq.core.model import JSON, Claim, Feed, FeedKey, FeedSpec
 from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
+from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.sink_thread import Outage
 from feedq.worker.writer import Writer
-from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
+from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
 
 TARGET = Target("landed", "json")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,8 +84,10 @@ class DataPath:
         target: Target = TARGET,
         on_change: Callable[[], None] = lambda: None,
     ) -> BatchQueue:
-        """Of a feed that is fenced, under the epoch of its key unless it has a checkpoint already."""
+        """That of a feed that is fenced, under the epoch of its key unless it has a checkpoint already."""
         self.tables.checkpoints.setdefault(key[0], MemoryCheckpoint(key[1], uuid4()))
+        spec = FeedSpec(name=feed, connector="tcp", source={}, sink={})
+        claim = Claim(Feed(key[0], spec, 1, AT, AT, IDENTITY), key[1], 0)
         return BatchQueue(
             key,
             feed,
@@ -91,6 +97,9 @@ class DataPath:
             budget=self.budget,
             inflight_max=self.inflight_max,
             writer=self.writer,
+            progress=FeedProgress.of(
+                claim, clock=SystemClock(), rng=Random(1), policy=BackoffPolicy(), sinks=PathPool(self)
+            ),
             on_change=on_change,
         )
 
