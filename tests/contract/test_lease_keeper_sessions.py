@@ -126,8 +126,9 @@ def test_a_listening_session_that_is_lost_counts_as_lost_until_another_is_there(
 
 
 def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
-    harness: Harness, recording: RecordingListener
+    harness: Harness, recording: RecordingListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("feedq.worker.lease_keeper.TURN_S", 1_800.0)
     rarely = Settings(heartbeat_s=1_800, ttl_s=3_600)
     lease_keeper = recording.make_keeper(harness.store, rarely, SystemClock())
     lease_keeper.start()
