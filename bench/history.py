@@ -15,9 +15,8 @@ import psycopg2
 from bench.api import FEEDS, with_many
 from bench.report import Figure, at_most
 from bench.servers import started
-from feedq.control.store.landed_counts import FEEDS_MAX
+from feedq.control.store.landed_counts import FEEDS_MAX, Span
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.landed import Span
 from feedq.local.postgres import Postgres
 
 MINUTES: Final = 64

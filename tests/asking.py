@@ -6,7 +6,7 @@ from uuid import UUID
 
 from feedq.control.store.history import EventFilter
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.workers import renew
+from feedq.control.store.worker_session import renew
 from feedq.core.model import Event, Heartbeat, Load
 
 

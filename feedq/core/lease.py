@@ -205,24 +205,6 @@ REFUSING_S = 60.0
 """For how long after its latest dead letter a feed may be `refusing`: what it does now is not known later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The owner of a feed as the database knows it: evidence that is not the feed's own word."""
-
-    name: str
-    loop_lag_s: float
-    heartbeat_at: datetime
-    expires_at: datetime
-
-    def stillness(self, *, now: datetime) -> str | None:
-        """Says that it stands still, as the function does."""
-        return stillness(
-            loop_lag_s=self.loop_lag_s,
-            heartbeat_age=now - self.heartbeat_at,
-            ttl=self.expires_at - self.heartbeat_at,
-        )
-
-
 def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) -> str | None:
     """Say of a worker that it stands still, in words that follow its name; None of one that moves.
 
@@ -248,14 +230,14 @@ def stillness_of(view: WorkerView) -> str | None:
     )
 
 
-def running_status(lease: Lease, owner: Owner | None, *, now: datetime) -> Status:
-    """The status of a feed that runs, for the metrics of the worker that runs it.
+def running_status(lease: Lease, *, is_still: bool, now: datetime) -> Status:
+    """The status of a feed that runs, for the metrics of the worker that runs it, or that stands still.
 
     Everybody else reads it, and why it is so, from the view ``feed_status`` in `feedq/control/sql/feeds.sql`.
     """
     if lease.quarantined:
         return Status.QUARANTINED
-    if owner is not None and owner.stillness(now=now) is not None:
+    if is_still:
         return Status.STALLED
     if lease.sink_error is not None:
         return Status.SINK_UNAVAILABLE

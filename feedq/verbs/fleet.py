@@ -12,9 +12,9 @@ from msgspec import Meta
 
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.control.store.history import EventFilter, ListedEvent
+from feedq.control.store.landed_counts import LandedBucket, Span
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.tokens import DAYS_MAX
-from feedq.core.landed import LandedBucket, Span
 from feedq.core.model import FeedView, WorkerState, WorkerTarget, WorkerView
 from feedq.core.passwords import masked
 from feedq.core.roles import AccessRole, AccessToken

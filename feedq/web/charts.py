@@ -13,7 +13,7 @@ from html import escape
 from typing import Final
 
 from feedq.control.store.history import ListedEvent
-from feedq.core.landed import LandedBucket, Span
+from feedq.control.store.landed_counts import LandedBucket, Span
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.wording import duration, stamp
 

@@ -29,9 +29,9 @@ from feedq.api.endpoint import BODY_MAX, Endpoint, arguments_in, problem_of
 from feedq.api.handler import Calls
 from feedq.connectors.base import show_cursor
 from feedq.control.store.feed_listing import StatusCount
+from feedq.control.store.landed_counts import Span
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.authorship import acting
-from feedq.core.landed import Span
 from feedq.core.lease import stillness_of
 from feedq.core.model import Status, known_as
 from feedq.core.roles import Caller

@@ -20,9 +20,8 @@ from time import monotonic
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
-from feedq.control.store.channels import NotifyReason
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.worker_session import Listener
+from feedq.control.store.worker_session import Listener, NotifyReason
 from feedq.core.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
 from feedq.core.model import Claim, FeedKey, Progress, Release, Worker
 from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S

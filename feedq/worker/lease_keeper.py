@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection
 from threading import Event, RLock
 from typing import ParamSpec, Protocol
 
-from feedq.control.store.channels import NotifyReason
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.worker_session import WorkerSession
+from feedq.control.store.worker_session import NotifyReason, WorkerSession
 from feedq.core.clock import Clock
 from feedq.core.model import Heartbeat, Load, Worker
 from feedq.core.worker import RETRY_FIRST_S, WorkerCore

@@ -31,7 +31,7 @@ from feedq.core.backoff import (
     next_try,
 )
 from feedq.core.clock import Clock
-from feedq.core.lease import Owner, running_status, smoothed
+from feedq.core.lease import running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, Reason, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
@@ -246,9 +246,9 @@ class FeedProgress:
         since = None if self.batch_queue is None else self.batch_queue.unwritten_since
         return 0.0 if since is None else max(0.0, monotonic() - since)
 
-    def status(self, owner: Owner | None) -> Status:
-        """Return the status that the control plane would see if this is the worker, for the metrics. From any
-        thread."""
+    def status(self, *, is_still: bool) -> Status:
+        """Return the status that the control plane would see, if it knows whether this worker stands still. For
+        the metrics; from any thread."""
         clock, is_refused = self._clock, self._refused_at >= 0
         ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
         lease = Lease(
@@ -265,7 +265,7 @@ class FeedProgress:
             quarantined=self._quarantined,
             sink_error=self._sink_error,
         )
-        return running_status(lease, owner, now=clock.now())
+        return running_status(lease, is_still=is_still, now=clock.now())
 
     # -- failures, and when and where it is tried again ----------------------------------------------
 

@@ -27,7 +27,7 @@ from feedq.connectors.base import load_connector
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock, SystemClock
-from feedq.core.lease import Owner
+from feedq.core.lease import stillness
 from feedq.core.limits import CLAIMS_FEW
 from feedq.core.loss import Loss
 from feedq.core.model import (
@@ -194,19 +194,14 @@ class Supervisor:
 
     def statuses(self) -> Counter[Status]:
         """The feeds that run here, by status, at this moment. From any thread: the loop may be stuck."""
-        worker = self.lease_keeper.worker
-        if worker is None:
+        if self.lease_keeper.worker is None:
             return Counter()
-        owner = self._owner(worker)
-        counts = Counter(runner.progress.status(owner) for runner in self._all_runners())
+        # As the control plane would find, had it just been told.
+        age, ttl = (timedelta(seconds=s) for s in (self.lease_keeper.heartbeat_age_s, self._settings.ttl_s))
+        is_still = stillness(loop_lag_s=self.loop_lag_s, heartbeat_age=age, ttl=ttl) is not None
+        counts = Counter(runner.progress.status(is_still=is_still) for runner in self._all_runners())
         counts[Status.QUARANTINED] += self._apart.quarantined
         return counts
-
-    def _owner(self, worker: Worker) -> Owner:
-        """Return what the control plane would know of this worker, had it just been told."""
-        heartbeat_at = self._clock.now() - timedelta(seconds=self.lease_keeper.heartbeat_age_s)
-        expires_at = heartbeat_at + timedelta(seconds=self._settings.ttl_s)
-        return Owner(worker.name, self.loop_lag_s, heartbeat_at, expires_at)
 
     @property
     def unwritten_s(self) -> float:

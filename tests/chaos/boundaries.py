@@ -19,11 +19,10 @@ from typing import Any
 
 import sqlalchemy
 
-from feedq.control.store.channels import NotifyReason
 from feedq.control.store.database import Connection, Database
 from feedq.control.store.jobs import firing, runs, sessions
 from feedq.control.store.protocol import call
-from feedq.control.store.worker_session import Listener
+from feedq.control.store.worker_session import Listener, NotifyReason
 from feedq.core.schedule.model import ClaimedRun
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")

@@ -16,10 +16,10 @@ from uuid import uuid4
 import psycopg2
 
 from feedq.control.reconcile import PassReport, reconcile
-from feedq.control.store.channels import WAKE, WORKER_LOCK_CLASS
 from feedq.control.store.election import Election, LivenessCheck
 from feedq.control.store.passes import ReconcilePass, Stock
 from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import WAKE, WORKER_LOCK_CLASS
 from feedq.core import lease as policy
 from feedq.core.model import (
     JSON,

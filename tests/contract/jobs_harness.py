@@ -15,7 +15,7 @@ from uuid import uuid4
 import psycopg2
 from psycopg2.extensions import cursor as Cursor  # noqa: N812 -- a class, named as the others are
 
-from feedq.control.store.channels import worker_channel
+from feedq.control.store.worker_session import worker_channel
 from feedq.core.model import NewWorker, Worker
 from feedq.core.schedule.model import Run, RunState, Schedule
 from feedq.core.schedule.spec import ScheduleSpec

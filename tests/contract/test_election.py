@@ -11,10 +11,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.control.store.election import BEAT_ELECTION, WAITER_NAME, Election, LivenessCheck
 from feedq.control.store.session_ends import SNAPSHOT_S
-from feedq.control.store.worker_session import Listener
+from feedq.control.store.worker_session import LEADER_LOCK_CLASS, WAKE, Listener
 from feedq.core.model import Worker
 from tests.contract.harness import TTL_S, Harness
 from tests.waiting import until
@@ -53,7 +52,7 @@ def closing_all() -> Iterator[ExitStack]:
 def has_session(harness: Harness, worker: Worker, stack: ExitStack) -> int:
     """Open a session of the worker; returns its backend."""
     session = stack.enter_context(closing(harness.store.session(worker, ttl_s=TTL_S)))
-    return int(session._connection.info.backend_pid)
+    return int(session._session.info.backend_pid)
 
 
 def look_until(election: Election, awaited: bool) -> LivenessCheck:

@@ -7,8 +7,8 @@ from time import sleep
 
 import pytest
 
+from feedq.control.store.landed_counts import Span
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.landed import Span
 from feedq.core.model import Feed
 from tests.contract.harness import Harness
 

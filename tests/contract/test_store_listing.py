@@ -17,7 +17,7 @@ from psycopg2.extras import execute_values
 
 from feedq.control.store import feed_listing
 from feedq.control.store.feed_listing import EVERY, FeedListing, TroubledFeeds
-from feedq.core.lease import Owner
+from feedq.core.lease import stillness_of
 from feedq.core.model import Concern, LeaseState, Load, NewWorker, Reason, Selector, Status
 from feedq.core.selection import Selection, SelectionOrder
 from feedq.verbs.diagnosis.checks import REASONS, TROUBLED
@@ -148,17 +148,15 @@ def test_a_feed_has_the_status_and_the_reason_that_its_lease_and_its_worker_tell
 
 def assert_each_stands_as_it_must(harness: Harness, listing: FeedListing) -> None:
     views, workers = harness.store.feeds.views(), harness.store.workers.views()
-    owners = {
-        one.worker.name: Owner(
-            one.worker.name, one.worker.load.loop_lag_s, one.worker.heartbeat_at, one.worker.expires_at
-        )
+    still = {
+        one.worker.name: f"its worker {one.worker.name} {said}"
         for one in workers
+        if (said := stillness_of(one)) is not None
     }
     assert {view.status for view in views} == set(Status)
     now = harness.store.now()
     for view in views:
-        owner = None if view.worker is None else owners[view.worker]
-        expected = standing(view.feed, view.lease, owner, now=now)
+        expected = standing(view.feed, view.lease, still.get(view.worker or ""), now=now)
         assert (view.status, view.because) == (expected.status, expected.because), view
     for status in Status:
         found = listing.after(Selection(statuses=(status,), removing=True))

@@ -285,7 +285,7 @@ def test_a_heartbeat_that_was_planned_when_there_was_no_lease_looks_up_what_wait
             session.heartbeat(Load())
         many_running(h, [worker], FEEDS)
         h.execute("UPDATE feedq.lease SET state = 'assigned' WHERE feed_id %% 100 = 0")
-        with session._connection.cursor() as cursor:
+        with session._session.cursor() as cursor:
             cursor.execute("BEGIN")
             found = session.heartbeat(Load())
             cursor.execute(

@@ -25,11 +25,10 @@ import pytest
 from psycopg2.extensions import connection, cursor
 
 from feedq.control.store import database, protocol, worker_session
-from feedq.control.store.channels import WAKE, worker_channel
 from feedq.control.store.database import connect
 from feedq.control.store.migrate import upgrade
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.worker_session import Listener, WorkerSession
+from feedq.control.store.worker_session import WAKE, Listener, WorkerSession, worker_channel
 from feedq.core.model import LeaseState, Reason, WorkerState
 from feedq.errors import Unavailable
 from feedq.telemetry.logs import EventKind
@@ -463,7 +462,7 @@ class EventRow(NamedTuple):
 
 
 def is_open(session: WorkerSession | Listener) -> bool:
-    return not session._connection.closed
+    return not session._session.closed
 
 
 def current() -> ControlDatabase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from feedq.core.lease import FAILING_FROM, Owner, running_status
+from feedq.core.lease import FAILING_FROM, running_status
 from feedq.core.model import Feed, Lease, LeaseState, Reason, Status, TargetState
 
 
@@ -16,8 +16,8 @@ class Standing(NamedTuple):
     because: str | None = None
 
 
-def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
-    """The status of a feed; ``now`` is the database's clock.
+def standing(feed: Feed, lease: Lease, still: str | None, *, now: datetime) -> Standing:
+    """The status of a feed whose worker is ``still``, in words, or moves; ``now`` is the database's clock.
 
     From the top: what people want of it, what was decided about it, who is known not to move, and only then what
     its worker says. Of what the worker says, a sink that is away comes first, since nothing can land; then what
@@ -36,30 +36,25 @@ def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) ->
     if lease.quarantined:
         return Standing(Status.QUARANTINED, lease.blame)
     if lease.state is LeaseState.RUNNING:
-        return _running(lease, owner, now=now)
+        return _running(lease, still, now=now)
     if _is_failing(lease):
         return _failing(lease)
     if lease.state is LeaseState.ASSIGNED:
-        return Standing(Status.STARTING, _stands_still(owner, now=now) or _latest_error(lease))
+        return Standing(Status.STARTING, still or _latest_error(lease))
     if lease.reason is Reason.BACKOFF:
         return Standing(Status.BACKOFF, lease.last_error)
     return Standing(Status.WAITING, lease.reason)
 
 
-def _running(lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
-    status = running_status(lease, owner, now=now)
+def _running(lease: Lease, still: str | None, *, now: datetime) -> Standing:
+    status = running_status(lease, is_still=still is not None, now=now)
     because = {
-        Status.STALLED: _stands_still(owner, now=now) or lease.last_error,
+        Status.STALLED: still or lease.last_error,
         Status.SINK_UNAVAILABLE: lease.sink_error,
         Status.REFUSING: lease.dead_letter_error,
         Status.CONNECTING: _latest_error(lease),
     }
     return _failing(lease) if status is Status.FAILING else Standing(status, because.get(status))
-
-
-def _stands_still(owner: Owner | None, *, now: datetime) -> str | None:
-    found = None if owner is None else owner.stillness(now=now)
-    return None if owner is None or found is None else f"its worker {owner.name} {found}"
 
 
 WAITS_ANEW = frozenset(

@@ -20,8 +20,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import psycopg2
 
-from feedq.control.store.channels import worker_channel
-from feedq.control.store.worker_session import Listener, WorkerSession
+from feedq.control.store.worker_session import Listener, WorkerSession, worker_channel
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock
 from feedq.core.loss import Loss

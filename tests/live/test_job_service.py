@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
-from feedq.control.store.channels import NotifyReason
+from feedq.control.store.worker_session import NotifyReason
 from feedq.core.schedule.model import ClaimedRun, Fired
 from feedq.settings import Settings
 from feedq.worker.jobs import job_service as module

@@ -17,7 +17,6 @@ import pytest
 from feedq.connectors.base import load_connector
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
-from feedq.core.lease import LAGS_S, Owner
 from feedq.core.model import (
     Claim,
     Feed,
@@ -38,8 +37,6 @@ from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
 from tests.live import odd_connector
 from tests.unit.data_path import AT, DataPath, PathPool, until
-
-LAGGING = Owner("w1", loop_lag_s=LAGS_S + 1, heartbeat_at=AT, expires_at=AT)
 
 FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
 
@@ -406,7 +403,7 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
     assert (release.reason, release.attempts) == (Reason.BACKOFF, 3)
     assert "127.0.0.1:1" in (release.error or "")
     assert bench.runner.progress.report().failures == 3
-    assert bench.runner.progress.status(None) is Status.FAILING
+    assert bench.runner.progress.status(is_still=False) is Status.FAILING
 
 
 async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worker_too() -> None:
@@ -414,10 +411,13 @@ async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worke
         bench.path.tables.poison = b'"seq"'
         # Rates are measured with each report.
         await until(
-            lambda: bench.runner.progress.report() and bench.runner.progress.status(None) is Status.REFUSING,
+            lambda: (
+                bench.runner.progress.report()
+                and bench.runner.progress.status(is_still=False) is Status.REFUSING
+            ),
             "refusing",
         )
-        assert bench.runner.progress.status(LAGGING) is Status.STALLED
+        assert bench.runner.progress.status(is_still=True) is Status.STALLED
         await bench.stop()
 
 

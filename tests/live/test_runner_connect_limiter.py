@@ -36,7 +36,7 @@ async def test_a_feed_that_waits_for_its_turn_is_connecting_and_ends_at_once_whe
     await paced.turn("127.0.0.1")
     async with streaming(connect_limiter=paced) as bench:
         await until(lambda: waiting(paced) == 1, "it waits")
-        assert bench.runner.progress.status(None) == "connecting"
+        assert bench.runner.progress.status(is_still=False) == "connecting"
         bench.runner.interrupt(why, reason=Reason.PAUSED)
         release = await bench.end()
     assert bench.source.hellos == []

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.core.landed import CountedFeed, LandedBucket, landed_buckets
+from feedq.control.store.landed_counts import CountedFeed, LandedBucket, landed_buckets
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from feedq.api.authentication import is_allowed, is_foreign
-from feedq.core.landed import LandedBucket, Span
+from feedq.control.store.landed_counts import LandedBucket, Span
 from feedq.core.model import Status
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView

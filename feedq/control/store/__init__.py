@@ -1,4 +1,4 @@
-"""The control database: interfaces in `base`, PostgreSQL in the other modules.
+"""The control database. `postgresql` has all of it; the other modules each have a part.
 
 The only package that speaks SQL to the control database.
 """

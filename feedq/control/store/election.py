@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from feedq.control.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.control.store.session_ends import SessionEndWaiters
-from feedq.control.store.worker_session import Listener
+from feedq.control.store.worker_session import LEADER_LOCK_CLASS, WAKE, Listener
 
 BEAT_ELECTION = ("beat", 1)
 """Name of the leader row and second key of the lock."""

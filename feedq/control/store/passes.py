@@ -31,7 +31,6 @@ from uuid import UUID
 import msgspec
 
 from feedq.control.store import history
-from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Connection, Database
 from feedq.control.store.feed_rows import (
     avoided_from,
@@ -39,6 +38,7 @@ from feedq.control.store.feed_rows import (
 )
 from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
+from feedq.control.store.worker_session import wake_reconcile
 from feedq.core import limits
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, OutageGrace
 from feedq.core.model import Assignment, Feed, Lease, Reason, Worker

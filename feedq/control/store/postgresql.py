@@ -6,14 +6,15 @@ All methods block and may raise `feedq.errors.Unavailable`; none is called from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from feedq.control.store.channels import worker_channel
-from feedq.control.store.database import Database, connect_once
+import psycopg2
+
+from feedq.control.store.database import Database, connect, connect_once, translate_driver_errors
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
 from feedq.control.store.feeds import Backfills, Feeds
@@ -23,15 +24,16 @@ from feedq.control.store.landed_counts import LandedCounts
 from feedq.control.store.leases import Leases
 from feedq.control.store.taps import TapStore
 from feedq.control.store.tokens import TokenStore
+from feedq.control.store.worker_session import CATALOG_LOCK_CLASS, Listener, WorkerSession, worker_channel
 from feedq.control.store.workers import Workers
 from feedq.core.model import Worker
+from feedq.errors import Conflict
 
 if TYPE_CHECKING:
     from feedq.control.store.jobs.listing import ScheduledTask
     from feedq.control.store.jobs.runs import RunStore
     from feedq.control.store.jobs.schedules import QueueStore, ScheduleStore
     from feedq.control.store.passes import Fleet
-    from feedq.control.store.worker_session import Listener, WorkerSession
 
 # What takes long to load is imported when it is first used: commands are asked often, and most need none of it.
 
@@ -118,22 +120,31 @@ class PostgresStore:
         with self._database.transaction() as c:
             return scheduled_tasks(c)
 
-    def syncing(self, catalog: str) -> AbstractContextManager[None]:
-        """Sync a catalog here and nowhere else for the length of the block. Raises `Conflict`."""
-        from feedq.control.store.catalogs import exclusively
-
-        return exclusively(self._url, catalog)
+    @contextmanager
+    def syncing(self, catalog: str) -> Iterator[None]:
+        """Sync a catalog here and nowhere else for the length of the block. Raises `Conflict`, `Unavailable`."""
+        with closing(connect(self._url, application_name="feedq-sync")) as session:
+            with translate_driver_errors(self._url), session.cursor() as cursor:
+                lock = "SELECT pg_try_advisory_lock(%s, hashtext(%s))"
+                cursor.execute(lock, (CATALOG_LOCK_CLASS, catalog))
+                found = cursor.fetchone()
+            if found != (True,):
+                raise Conflict(
+                    f"catalog {catalog!r} is being synced elsewhere; try again when that has ended"
+                )
+            try:
+                yield
+            finally:
+                # The server notices the end of a session a moment later, and the next sync may come at once.
+                with suppress(psycopg2.Error), session.cursor() as cursor:
+                    cursor.execute("SELECT pg_advisory_unlock_all()")
 
     def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
         """Open the lease keeper's session. Raises `Unavailable`."""
-        from feedq.control.store.worker_session import WorkerSession
-
         return WorkerSession(self._url, worker, ttl_s=ttl_s)
 
     def worker_listener(self, worker: Worker) -> Listener:
         """Hears stop requests for this worker."""
-        from feedq.control.store.worker_session import Listener
-
         name = f"feedq-listener/{worker.id}"
         return Listener(self._url, worker_channel(worker.lock_key), application_name=name, worker=worker)
 

@@ -23,15 +23,15 @@ from typing import Final
 
 import psycopg2
 from psycopg2.extensions import POLL_OK, POLL_WRITE
-from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
+from psycopg2.extensions import connection as Session  # noqa: N812 -- a class, named as the others are
 
-from feedq.control.store.channels import SESSION_LOCK_CLASS
 from feedq.control.store.database import (
     CONNECT_TIMEOUT_S,
     driver_options,
     psycopg2_dsn,
     translate_driver_errors,
 )
+from feedq.control.store.worker_session import SESSION_LOCK_CLASS
 from feedq.errors import Unavailable
 from feedq.telemetry.logs import LogEvent, log
 
@@ -89,7 +89,7 @@ class SessionEndWaiter:
         }
         options["options"] += "".join(f" -c {name}={value}" for name, value in bounds.items())
         with translate_driver_errors(url):
-            self._connection: Connection = psycopg2.connect(psycopg2_dsn(url), async_=True, **options)
+            self._session: Session = psycopg2.connect(psycopg2_dsn(url), async_=True, **options)
         self.is_connected = False
         self.keys: frozenset[int] = frozenset()
         """The locks that it waits for; empty when it waits for nothing."""
@@ -98,7 +98,7 @@ class SessionEndWaiter:
         self._give_up_at = self.since + CONNECT_TIMEOUT_S
 
     def fileno(self) -> int:
-        return int(self._connection.fileno())
+        return int(self._session.fileno())
 
     def wait_for(self, keys: Collection[int]) -> None:
         """Wait until nobody holds these locks any more, each for a moment. Raises `Unavailable`."""
@@ -111,7 +111,7 @@ class SessionEndWaiter:
         listed = ", ".join(map(str, sorted(map(int, keys))))
         with translate_driver_errors(self._url):
             # Kept: the driver refers to it only weakly.
-            self._cursor = self._connection.cursor()
+            self._cursor = self._session.cursor()
             self._cursor.execute(_WAIT % {"keys": listed, "lock_class": self._lock_class})
         self.go_on()
 
@@ -119,7 +119,7 @@ class SessionEndWaiter:
         """Go on waiting, and return whether a wait has ended just now. To be called when the descriptor is
         ready. Raises `Unavailable`."""
         with translate_driver_errors(self._url):
-            state = self._connection.poll()
+            state = self._session.poll()
         self.events = select.POLLOUT if state == POLL_WRITE else select.POLLIN
         if state != POLL_OK:
             return False
@@ -134,7 +134,7 @@ class SessionEndWaiter:
 
     def close(self) -> None:
         with contextlib.suppress(psycopg2.Error):
-            self._connection.close()
+            self._session.close()
 
 
 class SessionEndWaiters:

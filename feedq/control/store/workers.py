@@ -7,17 +7,15 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from feedq.control.store.channels import wake_reconcile
 from feedq.control.store.database import Aggregate, Connection, in_statement, in_transaction, storable_json
 from feedq.control.store.feed_rows import read_documents
 from feedq.control.store.history import told_of
 from feedq.control.store.protocol import ask, call, document, read
+from feedq.control.store.worker_session import wake_reconcile
 from feedq.core.loss import Loss
 from feedq.core.model import (
     FeedKey,
-    Heartbeat,
     LeaseState,
-    Load,
     NewWorker,
     Reason,
     Worker,
@@ -29,12 +27,6 @@ from feedq.errors import LeaseLost
 
 STACK_CALLS_MAX = 30
 """The most calls of the process that was lost that its event keeps."""
-
-
-def renew(c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
-    """Renew every lease of the worker, in one statement. None: it was declared gone."""
-    answer = ask(c, "heartbeat", session=worker_id, load=document(load), ttl_s=ttl_s)
-    return None if answer is None else read(answer, Heartbeat)
 
 
 class Workers(Aggregate):

@@ -18,8 +18,8 @@ from threading import Event
 from time import monotonic
 from uuid import UUID
 
-from feedq.control.store.channels import NotifyReason
 from feedq.control.store.jobs.runs import RunStore
+from feedq.control.store.worker_session import NotifyReason
 from feedq.core.model import Worker
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log
