@@ -11,7 +11,7 @@ import pytest
 
 from feedq.control.store.database import Connection
 from feedq.control.store.jobs import firing
-from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
+from feedq.core.schedule.model import NewRun, RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, job_of_run, runs_of, states
@@ -276,7 +276,7 @@ def test_killed_before_the_commit_nothing_has_happened(
     jobs.elapse(INTERVAL_S)
     real = firing.write
 
-    def killed(c: Connection, decided: list[firing.Decided], runs: list[firing.NewRun]) -> int:
+    def killed(c: Connection, decided: list[firing.Decided], runs: list[NewRun]) -> int:
         assert real(c, decided, runs) == 1
         raise ConnectionResetError
 

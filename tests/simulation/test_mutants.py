@@ -15,10 +15,11 @@ import pytest
 
 from feedq.control.store.database import Connection
 from feedq.control.store.jobs import firing
-from feedq.control.store.jobs.firing import Decided, NewRun
+from feedq.control.store.jobs.firing import Decided
 from feedq.control.store.passes import ReconcilePass
 from feedq.control.store.protocol import call, document
 from feedq.core.model import FeedKey
+from feedq.core.schedule.model import NewRun
 from feedq.core.schedule.spec import NOT_OF_JOB
 from feedq.core.worker import WorkerCore, WorkerFeed
 from feedq.core.worker_actions import Action, FetchOrders, Suspend

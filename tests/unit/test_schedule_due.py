@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.core.schedule.model import RunState, Schedule, ScheduleState
+from feedq.core.schedule.model import NewRun, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
 from feedq.core.schedule.ticks import (
-    DueRun,
     Firing,
     Unfinished,
     begin,
@@ -106,7 +105,7 @@ def test_the_overlap_policy_judges_ticks_one_after_the_other(
     schedule = scheduled({"every": 20}, overlap=overlap, buffer_max=2)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=40), unfinished=Unfinished(waiting, running))
     assert [run.state for run in firing.runs for _ in range(run.ticks)] == states
-    assert firing.cancel_others == (overlap is Overlap.CANCEL_OTHER)
+    assert bool(firing.cancel_others) == (overlap is Overlap.CANCEL_OTHER)
     assert all((run.reason is None) == (run.state in (WAITING, BUFFERED)) for run in firing.runs)
 
 
@@ -237,7 +236,7 @@ def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
     return [Decided(tick, state) for tick, state in states.items()]
 
 
-def spread_out(schedule: Schedule, runs: Sequence[DueRun]) -> list[Decided]:
+def spread_out(schedule: Schedule, runs: Sequence[NewRun]) -> list[Decided]:
     """One entry a tick, also of rows that stand for several."""
     found: list[Decided] = []
     for run in runs:
@@ -289,7 +288,7 @@ def test_many_bounded_looks_decide_what_one_unbounded_look_would(
     now = BEGIN + timedelta(seconds=seconds_later)
     expected = naive(schedule, now=now)
     looks = list(looked(schedule, now=now, limit=limit))
-    ended: list[DueRun] = []
+    ended: list[NewRun] = []
     for firing in looks:
         if firing.cancel_others:
             ended = [replace(run, state=CANCELLED) if run.state is WAITING else run for run in ended]

@@ -53,12 +53,6 @@ class RunState(StrEnum):
     def is_final(self) -> bool:
         return self not in UNFINISHED
 
-    @property
-    def is_left_out(self) -> bool:
-        """Whether nothing is done for a tick that ends so at once. Many in a row, for one reason, are one row with
-        a count."""
-        return self in (RunState.SKIPPED_OVERLAP, RunState.MISSED_CATCHUP, RunState.MISSED_DEADLINE)
-
 
 UNFINISHED = (RunState.BUFFERED, RunState.WAITING, RunState.RUNNING)
 """The states from which a run can be cancelled."""
@@ -129,6 +123,28 @@ class Run:
     queue: str
     lag_s: float | None
     """How long after it was due it began; null until it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run to be made, as `feedq_1.make_runs` is given it."""
+
+    schedule_id: int
+    kind: RunKind
+    key: str
+    tick_at: datetime
+    due_at: datetime
+    state: RunState
+    """`WAITING` or `BUFFERED`; or already final: `MISSED_CATCHUP`, `SKIPPED_OVERLAP`, `MISSED_DEADLINE` (nobody
+    fired it before its start deadline), or `CANCELLED` (by a later tick of the same scan)."""
+    reason: str | None = None
+    start_by: datetime | None = None
+    ticks: int = 1
+    """How many ticks it stands for, if some in a row were left out for one reason."""
+    last_tick_at: datetime | None = None
+    """None for a single tick."""
+    folds: bool = False
+    """Whether it is counted in the newest row of its schedule, if that is of the same kind."""
 
 
 @dataclass(frozen=True, slots=True)

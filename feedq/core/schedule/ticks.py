@@ -34,11 +34,12 @@ from datetime import UTC, datetime, time, timedelta
 from hashlib import blake2b
 from heapq import merge
 from itertools import count, groupby, islice, takewhile
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from feedq.core.moments import instant
 from feedq.core.schedule.cron import YEAR_MAX, parse
-from feedq.core.schedule.model import BACKFILL_MAX, RunState, Schedule, ScheduleState
+from feedq.core.schedule.model import BACKFILL_MAX, NewRun, RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy, ScheduleSpec, first_free
 from feedq.errors import InvalidInput
 
@@ -178,33 +179,13 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True)
-class DueRun:
-    """A row to insert: one tick, or many that were missed in a row."""
-
-    tick_at: datetime
-    ticks: int
-    last_tick_at: datetime | None
-    """None for a single tick."""
-    due_at: datetime
-    state: RunState
-    """`WAITING`; or already final: `MISSED_CATCHUP`, `SKIPPED_OVERLAP`, `MISSED_DEADLINE` (nobody fired it before
-    its start deadline), or `CANCELLED` (by a later tick of the same scan)."""
-    reason: str | None = None
-    start_by: datetime | None = None
-
-    @property
-    def key(self) -> str:
-        return instant(self.tick_at)
-
-
-@dataclass(frozen=True, slots=True)
 class Firing:
     """The decision of one scan."""
 
-    runs: Sequence[DueRun]
+    runs: Sequence[NewRun]
     """The runs in the order of their ticks."""
-    cancel_others: bool
-    """Whether the runs that had not ended before are to be cancelled."""
+    cancel_others: str | None
+    """Why the runs that had not ended before are to be cancelled; None when they are not."""
     next_tick_at: datetime | None
     """The new watermark; never before the old one."""
     next_fire_at: datetime | None
@@ -216,9 +197,9 @@ def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: in
     """Decide the ticks that are due: at most ``limit`` of them, besides those that are made up for."""
     assert limit > 0, limit
     if schedule.next_tick_at is None:
-        return Firing((), False, None, None, False)
+        return Firing((), None, None, None, False)
     line = _Line(schedule, schedule.next_tick_at)
-    judge = _Judge(schedule.spec, unfinished, now)
+    judge = _Judge(schedule, unfinished, now)
     missed, made_up = _misfires(line, now, limit)
     if missed is not None:
         judge.miss(missed)
@@ -233,7 +214,7 @@ def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: in
                 break
             judge.take(*line.pop())
     more = line.fires_before(now + MICROSECOND)
-    return Firing(judge.runs, judge.cancels_others, line.tick, line.fires_at, more)
+    return Firing(judge.runs, judge.cancel_others, line.tick, line.fires_at, more)
 
 
 def begin(schedule: Schedule, *, now: datetime) -> Schedule:
@@ -406,23 +387,22 @@ class _Line:
 class _Judge:
     """Makes rows of ticks, one after the other, minding what has not ended."""
 
-    def __init__(self, spec: ScheduleSpec, unfinished: Unfinished, now: datetime) -> None:
-        self._spec = spec
+    def __init__(self, schedule: Schedule, unfinished: Unfinished, now: datetime) -> None:
+        self._id, self._spec = schedule.id, schedule.spec
         self._now = now
         self._waiting = unfinished.waiting
         self._running = unfinished.running
         self._of_backfills = unfinished.of_backfills
-        self.runs: list[DueRun] = []
-        self.cancels_others = False
+        self.runs: list[NewRun] = []
+        self.cancel_others: str | None = None
 
     def miss(self, missed: _Missed) -> None:
         last = missed.last if missed.ticks > 1 else None
         reason = f"not fired in time; catch_up is {self._spec.catch_up.policy}"
         if self._spec.catch_up.policy is not CatchUp.SKIP:
             reason += f", within {self._spec.catch_up.window:g} s and the newest {_made_up_max(self._spec)}"
-        self.runs.append(
-            DueRun(missed.first, missed.ticks, last, missed.first, RunState.MISSED_CATCHUP, reason)
-        )
+        counted = {"ticks": missed.ticks, "last_tick_at": last, "reason": reason}
+        self._leave_out(self._run(missed.first, missed.first, RunState.MISSED_CATCHUP, **counted))
 
     def make_up(self, tick: datetime) -> None:
         """Late as it is, its start deadline counts from now."""
@@ -435,16 +415,23 @@ class _Judge:
         if start_by is not None and start_by < self._now:
             # Not left to the claim: until then it would keep later ticks from being run.
             reason = f"not fired within {self._spec.start_deadline:g} s"
-            self._leave_out(DueRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
+            self._leave_out(
+                self._run(tick, fires_at, RunState.MISSED_DEADLINE, reason=reason, start_by=start_by)
+            )
         elif objection is not None:
-            self._leave_out(DueRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
+            self._leave_out(self._run(tick, fires_at, RunState.SKIPPED_OVERLAP, reason=objection))
         else:
             self._admit(tick, due_at=fires_at)
 
-    def _leave_out(self, run: DueRun) -> None:
+    def _run(self, tick: datetime, due_at: datetime, state: RunState, **more: Any) -> NewRun:
+        return NewRun(self._id, RunKind.TICK, instant(tick), tick, due_at, state, **more)
+
+    def _leave_out(self, run: NewRun) -> None:
         """Add a tick that is left out; of many in a row, for the same reason, one row is enough."""
         last = self.runs[-1] if self.runs else None
-        if last is not None and (last.state, last.reason) == (run.state, run.reason):
+        if last is None:
+            run = replace(run, folds=True)
+        elif (last.state, last.reason) == (run.state, run.reason):
             run = replace(last, ticks=last.ticks + 1, last_tick_at=run.tick_at)
             self.runs.pop()
         self.runs.append(run)
@@ -457,15 +444,15 @@ class _Judge:
         )
         state = RunState.WAITING if has_turn else RunState.BUFFERED
         self._waiting += 1
-        self.runs.append(DueRun(tick, 1, None, due_at, state, None, self._start_by(due_at)))
+        self.runs.append(self._run(tick, due_at, state, start_by=self._start_by(due_at)))
 
     def _start_by(self, due_at: datetime) -> datetime | None:
         deadline_s = self._spec.start_deadline
         return None if deadline_s is None else due_at + timedelta(seconds=deadline_s)
 
     def _cancel_others(self, tick: datetime) -> None:
-        self.cancels_others = True
         reason = f"overlap is {Overlap.CANCEL_OTHER}, and the tick of {instant(tick)} fell due"
+        self.cancel_others = reason
         # At most one waits, the last admitted; what came after it had missed its deadline.
         for index in range(len(self.runs) - 1, -1, -1):
             if self.runs[index].state is RunState.WAITING:

@@ -8,7 +8,7 @@ others nor is decided again and again, until it is declared anew."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -16,9 +16,9 @@ from feedq.control.store.database import Connection
 from feedq.control.store.jobs.listing import SCHEDULE_COLUMNS, schedule_from
 from feedq.control.store.protocol import SCHEMA, call, document
 from feedq.core.schedule import ticks
-from feedq.core.schedule.model import Fired, RunKind, RunState, Schedule
-from feedq.core.schedule.spec import NOT_OF_JOB, Overlap
-from feedq.core.schedule.ticks import DueRun, Firing, Unfinished
+from feedq.core.schedule.model import Fired, NewRun, Schedule
+from feedq.core.schedule.spec import NOT_OF_JOB
+from feedq.core.schedule.ticks import Firing, Unfinished
 
 UNFIRED = "it cannot be fired: "
 """Begins the reason of a pause of a schedule about which firing could decide nothing, by its declaration."""
@@ -30,29 +30,10 @@ ROWS_PER_SCAN = 5_000
 AGAIN_S = 0.05
 """When others are firing what is due."""
 PROBLEM_CHARS_MAX = 500
-_DUE_RUN = [field.name for field in fields(DueRun)]
 _DUE = f"""
     SELECT {SCHEDULE_COLUMNS}, due.is_resumed, due.at AS now, due.waiting, due.running, due.of_backfills
     FROM {SCHEMA}.lock_due(%(limit)s) due CROSS JOIN LATERAL (SELECT (due.schedule).*) s
 """
-
-
-@dataclass(frozen=True, slots=True)
-class NewRun:
-    """A run to be made, as `feedq_1.make_runs` is given it."""
-
-    schedule_id: int
-    kind: RunKind
-    key: str
-    tick_at: datetime
-    due_at: datetime
-    state: RunState
-    reason: str | None = None
-    start_by: datetime | None = None
-    ticks: int = 1
-    last_tick_at: datetime | None = None
-    folds: bool = False
-    """Whether it is counted in the newest row of its schedule, if that is of the same kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +72,9 @@ def fire(c: Connection, *, limit: int) -> Fired:
             said = " ".join(str(error).split()) or type(error).__name__
             decided.append(Decided(row.id, row.name, problem=f"{UNFIRED}{said[:PROBLEM_CHARS_MAX]}"))
             continue
-        cancels = _why_cancelled(firing) if firing.cancel_others else None
-        decided.append(
-            Decided(row.id, row.name, firing.next_tick_at, firing.next_fire_at, row.is_resumed, cancels)
-        )
-        runs += _new_runs(row.id, firing)
+        moves = firing.next_tick_at, firing.next_fire_at
+        decided.append(Decided(row.id, row.name, *moves, row.is_resumed, firing.cancel_others))
+        runs += firing.runs
         more |= firing.more
     made = write(c, decided, runs) if decided else 0
     waits_s = scan_due(c).next_in_s
@@ -118,7 +97,7 @@ def _decide(schedule: Schedule, row: Any) -> Firing:
         schedule = ticks.resumed(schedule, now=row.now)
         tick_at, fire_at = schedule.next_tick_at, schedule.next_fire_at
         if fire_at is None or fire_at > row.now:
-            return Firing((), False, tick_at, fire_at, False)
+            return Firing((), None, tick_at, fire_at, False)
     unfinished = Unfinished(row.waiting, row.running, row.of_backfills)
     firing = ticks.fire(schedule, now=row.now, unfinished=unfinished)
     assert _moves_on(schedule, firing, row.now), "its watermark did not move on"
@@ -132,20 +111,3 @@ def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
     if before is None or after is None or fires_at is None:
         return after is None
     return after > before or (after == before and fires_at > now)
-
-
-def _new_runs(schedule_id: int, firing: Firing) -> list[NewRun]:
-    made = [
-        NewRun(schedule_id, RunKind.TICK, run.key, **{name: getattr(run, name) for name in _DUE_RUN})
-        for run in firing.runs
-    ]
-    if made and made[0].state.is_left_out:
-        made[0] = replace(made[0], folds=True)
-    return made
-
-
-def _why_cancelled(firing: Firing) -> str:
-    keys = [run.key for run in firing.runs if run.state is RunState.WAITING]
-    return (
-        f"overlap is {Overlap.CANCEL_OTHER}, and the tick of {keys[-1] if keys else 'a later time'} fell due"
-    )

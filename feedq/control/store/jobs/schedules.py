@@ -25,7 +25,7 @@ from psycopg2.errors import UniqueViolation
 
 from feedq.control.store import history
 from feedq.control.store.database import Aggregate, Connection, in_transaction
-from feedq.control.store.jobs.firing import UNFIRED, NewRun
+from feedq.control.store.jobs.firing import UNFIRED
 from feedq.control.store.jobs.listing import (
     DECLARED,
     SCHEDULE_COLUMNS,
@@ -45,6 +45,7 @@ from feedq.core.schedule import ticks
 from feedq.core.schedule.cron import parse
 from feedq.core.schedule.model import (
     BACKFILL_MAX,
+    NewRun,
     QueueDepth,
     Run,
     RunKind,
