@@ -372,8 +372,10 @@ async def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(tm
     append(path, b"old")
 
     driver = driver_of(path, start="end", idle_timeout_s=0.05)
+    patient = driver.options.model_copy(update={"idle_timeout_s": PATIENCE_S})
     assert isinstance(await driver.read(), SourceSilent)
     append(path, b"1")
+    driver.options = patient
     await read_until(driver, 1)
     assert driver.records == [b"1"]
 

@@ -45,7 +45,7 @@ def test_a_move_asks_the_owner_and_promises_the_feed(harness: Harness) -> None:
     assert lease.due_at is not None
     (request,) = harness.store.leases.stop_requests(source.id)
     assert (request.key, request.reason) == (key, Reason.MOVED)
-    assert listener.wait(5)
+    assert listener.wait(30)
     listener.close()
     said = events_of(harness.store, feed.name)[0]
     assert (said.kind, said.worker_id) == (EventKind.STOP_REQUESTED, source.id)

@@ -129,8 +129,7 @@ def test_a_process_that_was_frozen_inside_its_transaction(database: Database) ->
         run(
             database,
             "SET LOCAL idle_in_transaction_session_timeout = '50ms'",
-            "SELECT 1",
-            "SELECT 1",
+            *["SELECT 1"] * 20,
             pause_s=0.3,
         )
 
