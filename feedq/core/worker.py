@@ -189,17 +189,17 @@ class WorkerCore:
         self._settings, self._is_apart = settings, is_apart
         self.state = SessionState.JOINING
         self.worker_id: UUID | None = None
-        """The worker session that was registered last; None before the first."""
+        """The worker session. None: one has to be registered before any heartbeat, unless the worker leaves."""
         self.capacity = 0
-        self.needs_session = True
-        """Whether a worker session has to be registered before any heartbeat. A leaving worker needs none."""
         self.drain_began: float | None = None
         self._trust = TrustWindow()
         self.live_connections: set[str] = set()
         """The connections to the database that hold the worker's lock, by name."""
         self._is_reconnecting = False
         """Whether one of them was lost since a heartbeat was last answered."""
-        self._is_stalled = False
+        self.is_stalled = False
+        """Whether the event loop stands still. No heartbeat is due then: a lease is kept by progress, and threads
+        that go on are no sign of it."""
         self.heartbeat_at = now
         """When the next heartbeat is due."""
         self._retry_s = RETRY_FIRST_S
@@ -228,12 +228,6 @@ class WorkerCore:
         return self.drain_began is not None
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether the event loop stands still. No heartbeat is due then: a lease is kept by progress, and threads
-        that go on are no sign of it."""
-        return self._is_stalled
-
-    @property
     def feeds(self) -> int:
         """The number of feeds that have been granted and have not ended."""
         return len(self._running)
@@ -255,7 +249,7 @@ class WorkerCore:
 
     def registered(self, worker_id: UUID, *, capacity: int, now: float) -> list[Action]:
         """A worker session has begun. The next heartbeat confirms it."""
-        self.worker_id, self.needs_session = worker_id, False
+        self.worker_id = worker_id
         self.capacity = 1 if self._is_apart else capacity
         self._trust = TrustWindow()
         self.live_connections.clear()
@@ -304,7 +298,7 @@ class WorkerCore:
     def confirmed(self, *, sent_at: float, ttl_s: float, now: float) -> list[Action]:
         """The database keeps the leases of this worker for ``ttl_s`` from some moment after ``sent_at``."""
         self._trust = TrustWindow.after_heartbeat(sent_at=sent_at, ttl_s=ttl_s)
-        if self._is_stalled or not self._trust.holds(now):
+        if self.is_stalled or not self._trust.holds(now):
             return []
         was_serving = self.state is SessionState.SERVING
         self._enter(SessionEvent.CONFIRMED)
@@ -312,11 +306,11 @@ class WorkerCore:
 
     def loop_checked(self, stalled_s: float, *, now: float) -> list[Action]:
         """The event loop has stood still for so long although it could have turned; 0.0 if it turns."""
-        was_stalled = self._is_stalled
-        self._is_stalled = bool(self._settings.stall_s) and stalled_s >= self._settings.stall_s
-        if self._is_stalled and not was_stalled:
+        was_stalled = self.is_stalled
+        self.is_stalled = bool(self._settings.stall_s) and stalled_s >= self._settings.stall_s
+        if self.is_stalled and not was_stalled:
             return self._end_trust("the event loop stands still", now)
-        if was_stalled and not self._is_stalled:
+        if was_stalled and not self.is_stalled:
             self.beat_now(now=now)
         return []
 
@@ -329,7 +323,7 @@ class WorkerCore:
         actions += self._stop_next(now)
         if now >= self._audit_at:
             self._audit_at = now + AUDIT_INTERVAL_S
-            if self.worker_id is not None and not self.needs_session:
+            if self.worker_id is not None:
                 actions.append(FetchHeld(self.worker_id))
         return actions
 
@@ -345,7 +339,7 @@ class WorkerCore:
     def _end_session(self, now: float) -> list[Action]:
         was_serving = self.state is SessionState.SERVING
         self._enter(SessionEvent.DECLARED_GONE)
-        self._trust, self.needs_session = TrustWindow(), True
+        self.worker_id, self._trust = None, TrustWindow()
         self.beat_now(now=now)
         self._asked.clear()
         lost = self._lose(list(self._running.values()), now)
@@ -372,7 +366,7 @@ class WorkerCore:
 
     def orders_pending(self) -> list[Action]:
         """The database has notified it, or a heartbeat says so: there are assignments or stop requests."""
-        if self.worker_id is None or self.needs_session:
+        if self.worker_id is None:
             return []
         return [FetchOrders(self.worker_id, with_assignments=not self.is_draining)]
 
@@ -402,7 +396,7 @@ class WorkerCore:
         """Note that a claim is under way; or why it is not asked for."""
         if self.is_draining:
             return "this worker is draining"
-        if self.worker_id is None or self.needs_session:
+        if self.worker_id is None:
             return "this worker is not registered yet"
         if self.feeds + self._claiming >= self.capacity and key[0] not in self._running:
             # The broker may hand out more than was asked for, after a reconnect for instance.
@@ -425,7 +419,7 @@ class WorkerCore:
                 DropMessage(key, feed.message, "stale: no such assignment is waiting for this worker")
             )
         actions += [AcceptMessage(feed.message) for _, feed in granted if feed.message is not None]
-        if worker_id != self.worker_id or self.needs_session:
+        if worker_id != self.worker_id:
             # Declared gone while the answer was under way: the feeds are somebody else's by now.
             for _, feed in granted:
                 actions += self._remove(feed, "lost")
@@ -476,7 +470,7 @@ class WorkerCore:
 
     def stops_found(self, worker_id: UUID, requests: Sequence[StopRequest], *, now: float) -> list[Action]:
         """Stop requests were found for these feeds of this worker, and for no others."""
-        if worker_id != self.worker_id or self.needs_session:
+        if worker_id != self.worker_id:
             return []
         before, self._asked = self._asked, {request.key for request in requests}
         actions: list[Action] = []
@@ -509,7 +503,7 @@ class WorkerCore:
     def held_found(self, worker_id: UUID, held: Collection[FeedKey], *, now: float) -> list[Action]:
         """The leases that the database says this worker holds. The answers to all claims that were sent before
         that question have been told to the core, and none of those sent after it."""
-        if worker_id != self.worker_id or self.needs_session:
+        if worker_id != self.worker_id:
             return []  # declared gone meanwhile: what runs here is another session's
         unrun = set(held) - {feed.key for feed in (*self._running.values(), *self._apart())}
         lost = [feed for feed in self._running.values() if feed.key not in held]
@@ -572,7 +566,7 @@ class WorkerCore:
             return []
         self.drain_began = now
         actions: list[Action] = []
-        if self.worker_id is not None and not self.needs_session:
+        if self.worker_id is not None:
             actions.append(AnnounceDrain(self.worker_id))
         waiting = list(self._running.values())
         pause_s = stops_pause_s(len(waiting), within_s=self._settings.drain_timeout_s * STOPS_PART)

@@ -141,7 +141,7 @@ class LeaseKeeper:
         # Before the round trip: see TrustWindow.
         sent_at = clock.monotonic()
         try:
-            if core.needs_session:
+            if core.worker_id is None:
                 self._register()
                 sent_at = clock.monotonic()
             answer = self._connect().heartbeat(self._load_to_report())
@@ -243,7 +243,7 @@ class LeaseKeeper:
 
     @property
     def _has_left(self) -> bool:
-        return self._core.needs_session and self._core.is_draining
+        return self._core.worker_id is None and self._core.is_draining
 
     def _beat_safely(self) -> None:
         try:

@@ -300,13 +300,13 @@ class FakeWorker:
                 else:
                     self._listener = None
                 self._perform(self.core.connection_lost(name, now=self._now))
-        has_left = self.core.needs_session and self.core.is_draining
+        has_left = self.core.worker_id is None and self.core.is_draining
         if self._in_flight is None and self._now >= self.core.heartbeat_at and not has_left:
             self._beat()
         if self._in_flight is not None and self._now >= self._in_flight.due:
             arrived, self._in_flight = self._in_flight, None
             self._answered(arrived)
-        if self._listener is None and self.worker is not None and not self.core.needs_session:
+        if self._listener is None and self.worker is not None and self.core.worker_id is not None:
             self._reach()
             self._listener = self._store.worker_listener(self.worker)
             self._perform(self.core.connection_opened("listener"))
@@ -320,7 +320,7 @@ class FakeWorker:
 
     def _send_heartbeat(self) -> Heartbeat | None:
         """Registers before the first, and opens the session that carries it. Raises `Unavailable`."""
-        if self.core.needs_session:
+        if self.core.worker_id is None:
             self._register()
         if self._session is None:
             assert self.worker is not None
@@ -372,7 +372,7 @@ class FakeWorker:
 
     def _take_messages(self) -> None:
         if self._takes is not None:
-            keys = [] if self._is_told or self.core.needs_session else [self._takes[1]]
+            keys = [] if self._is_told or self.core.worker_id is None else [self._takes[1]]
             self._is_told = self._is_told or bool(keys)
         else:
             keys = [] if self.is_deaf or self.is_cut_off else self._broker.take(f"node.{self.name}")
@@ -395,7 +395,7 @@ class FakeWorker:
     def _carry_out(self, action: Action) -> None:
         match action:
             case actions.Suspend():
-                if self.streams and not self.core.needs_session:
+                if self.streams and self.core.worker_id is not None:
                     self.say(f"suspends {numbers(self.streams)}")
                 self._suspend()
             case actions.DropMessage() | actions.FinishMessage() if self._takes is not None:
@@ -570,7 +570,7 @@ class FakeWorker:
 
     def _lose(self, keys: Sequence[FeedKey]) -> None:
         lost = [stream for key in keys if (stream := self._stream(key))]
-        if lost and not self.core.needs_session:
+        if lost and self.core.worker_id is not None:
             self.say(f"lost {numbers(stream.key[0] for stream in lost)}")
         for stream in lost:
             self._end(stream, None)

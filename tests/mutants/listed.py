@@ -53,12 +53,12 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "an answer that comes too late resumes the worker",
-            "if self._is_stalled or not self._trust.holds(now):\n            return []",
-            "if self._is_stalled:\n            return []",
+            "if self.is_stalled or not self._trust.holds(now):\n            return []",
+            "if self.is_stalled:\n            return []",
         ),
         (
             "a worker whose loop stands still beats on",
-            "if self._is_stalled or not self._trust.holds(now):",
+            "if self.is_stalled or not self._trust.holds(now):",
             "if not self._trust.holds(now):",
         ),
         (
@@ -78,7 +78,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "what was granted to an earlier session is started",
-            "if worker_id != self.worker_id or self.needs_session:\n            # Declared gone while",
+            "if worker_id != self.worker_id:\n            # Declared gone while",
             "if False:\n            # Declared gone while",
         ),
         (

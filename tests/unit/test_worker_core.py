@@ -329,7 +329,7 @@ def test_a_heartbeat_that_fails_is_tried_again_ever_later_up_to_a_bound(bench: B
 def test_a_worker_declared_gone_loses_everything_and_needs_a_session(bench: Bench) -> None:
     bench.run((1, 1), (2, 1))
     assert bench.beat(None) == [Suspend("the worker was declared gone"), LoseFeeds([(1, 1), (2, 1)])]
-    assert bench.core.needs_session
+    assert bench.core.worker_id is None
     assert bench.core.heartbeat_at == bench.now
     assert not bench.core.is_trusted(bench.now)
     assert bench.found((3, 1)) == bench.core.orders_pending() == []
