@@ -16,7 +16,7 @@ from uuid import UUID
 
 from feedq.core.limits import starts_together
 from feedq.errors import FeedqError, SinkUnavailable
-from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
+from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink
 from feedq.telemetry.logs import LogEvent, database_event, log
 from feedq.telemetry.watched_threads import TURN_S
 from feedq.worker.sink_thread import Outage, SinkThread
@@ -93,8 +93,9 @@ class Fencer(SinkThread):
             ]
             must_open, self._expects_feeds = self._expects_feeds, False
         if group or must_open:
-            # Whoever was cancelled in the meantime wants no answer, and no fence either.
-            self._blocked = self._fence(_newest([w for w in group if not w.future.cancelled()]))
+            # Whoever was cancelled in the meantime wants no answer, and no fence either. So each feed is here
+            # once: an earlier stream of it is cancelled before a later one begins.
+            self._blocked = self._fence([w for w in group if not w.future.cancelled()])
 
     def _fence(self, group: list[_Waiting]) -> list[_Waiting]:
         """Fence a group; returns those still blocked."""
@@ -138,21 +139,6 @@ class Fencer(SinkThread):
             # The others of the group have been fenced and shall hear so; these ask again in a moment.
             logger.warning(database_event(error), where="fencer", error=str(error))
             return set()
-
-
-def _newest(group: list[_Waiting]) -> list[_Waiting]:
-    """Keep one request a feed, the one of the latest epoch: a fence may name each feed only once.
-
-    An older stream of the same feed does not know yet that it is lost, and is told so.
-    """
-    newest: dict[int, _Waiting] = {}
-    for waiting in group:
-        feed_id = waiting.request.feed_id
-        older, newer = sorted((newest.get(feed_id, waiting), waiting), key=lambda w: w.request.epoch)
-        newest[feed_id] = newer
-        if older is not newer:
-            _answer([(older, Superseded(feed_id, older.request.epoch, newer.request.epoch))])
-    return list(newest.values())
 
 
 _Answer: TypeAlias = tuple[_Waiting, FenceOutcome | FeedqError]

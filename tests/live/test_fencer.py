@@ -10,11 +10,9 @@ import pytest
 
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.settings import Settings
-from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Superseded
+from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink
 from feedq.worker import sink_pool, sink_thread
-from feedq.worker.fencer import Fencer
 from feedq.worker.sink_pool import SinkPool
-from feedq.worker.sink_thread import Outage
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import LIMIT_S, TARGET, DataPath, until
 
@@ -68,37 +66,6 @@ async def test_of_many_feeds_that_are_fenced_together_the_first_go_on_long_befor
         await asyncio.gather(*beginning)
     assert [feed_id for feed_id, _ in done] == list(range(feeds))
     assert done[feeds // 2][1] < 0.7 * feeds * steps_each, "half of them took nearly all of the work"
-
-
-class StrictSink(MemorySink):
-    """Refuses, as PostgreSQL does, to raise one row twice in a statement."""
-
-    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
-        if len({one.feed_id for one in requests}) < len(requests):
-            raise SinkUnavailable("ON CONFLICT DO UPDATE command cannot affect row a second time")
-        return super().fence(requests, lock_timeout_s=lock_timeout_s)
-
-
-async def test_two_epochs_of_one_feed_in_a_group_do_not_fail_the_group() -> None:
-    tables = MemoryTables()
-    fencer = Fencer(
-        "default",
-        lambda: StrictSink("memory://", environment="test", worker_id=uuid4(), role="fencer", tables=tables),
-        Outage("default"),
-        gone_workers=set,
-        lock_timeout_s=0.01,
-    )
-    with fencer._lock:  # so that all of them are asked before any is fenced
-        waiting = [
-            asyncio.create_task(fencer.fence(one)) for one in (request(1, 5), request(1, 4), request(2, 1))
-        ]
-        await asyncio.sleep(0)
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            outcomes = await asyncio.gather(*waiting)
-    finally:
-        fencer.stop(timeout_s=LIMIT_S)
-    assert outcomes == [Fenced(1, 5, None, 0), Superseded(1, 4, 5), Fenced(2, 1, None, 0)]
 
 
 @pytest.mark.parametrize("broken", ["fence", "close"])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from threading import Event
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import pytest
 
@@ -15,6 +16,7 @@ from feedq.core.model import JSON, Reason
 from feedq.errors import SourceSilent
 from feedq.records.batch import Batch, Records
 from feedq.worker.runner import Interrupt
+from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.live.test_runner import streaming
 from tests.unit.data_path import AT, until
 
@@ -71,6 +73,16 @@ async def test_an_interrupt_between_the_start_of_the_task_and_its_first_step_is_
         bench.runner.interrupt(Interrupt.LOST)
         assert await bench.end() is None
     assert bench.source.hellos == []
+
+
+async def test_a_feed_that_is_lost_while_it_waits_to_be_fenced_asks_no_longer() -> None:
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, uuid4())}, locked={1})
+    async with streaming(tables=tables, epoch=2) as bench:
+        await until(lambda: bench.path.fencer._blocked, "somebody is in the way")
+        bench.runner.interrupt(Interrupt.LOST)
+        # A later stream of the feed may begin at once, and a group of fences names each feed once.
+        assert all(waiting.future.cancelled() for waiting in bench.path.fencer._blocked)
+        assert await bench.end() is None
 
 
 @pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.SUSPEND])
