@@ -33,7 +33,7 @@ from feedq.core.backoff import (
 from feedq.core.clock import Clock
 from feedq.core.lease import running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
-from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, Reason, Rewind, Status
+from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
 from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 from feedq.secrets import Masker
@@ -320,11 +320,6 @@ class FeedProgress:
     def next_recheck_s(self) -> float:
         """Return in how long a feed that cannot run as declared is checked again."""
         return next_recheck_s(self.rechecks, rng=self._rng, policy=self._policy)
-
-    def counted_for(self, reason: Reason) -> int:
-        """Return how many failures in a row a release for this reason tells the next worker of."""
-        counts = {Reason.BACKOFF: self.attempts, Reason.FENCED: self.attempts, Reason.FAILED: self.rechecks}
-        return counts.get(reason, 0)
 
     def _seconds_since(self, at: float | None) -> float:
         return 0.0 if at is None else self._clock.monotonic() - at

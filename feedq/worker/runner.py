@@ -129,13 +129,13 @@ class FeedRunner:
         self.progress = FeedProgress.of(
             claim, clock=worker.clock, rng=worker.rng, policy=worker.backoff, sinks=worker.sinks
         )
-        self._gave_up: str | None = None
         self._after_loss = claim.after_loss
         """Whether the feed comes from a lost worker, until it has had its first turn to connect here."""
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
         self._is_releasing = False
-        self._stop_reason = Reason.RELEASED
+        self._stop: Release | None = None
+        """What the feed is to be released with, once it is told to stop."""
         self._task: asyncio.Task[Release | None] | None = None
         self._first_records: FirstRecords | None = None
         self._unanswered: asyncio.TimerHandle | None = None
@@ -144,7 +144,6 @@ class FeedRunner:
         """Whether its batch queue has failed, though the stream has not: it gets another one."""
         self._secrets: Mapping[str, str] = NO_SECRETS
         self._memory: dict[str, object] = {}
-        self._blame: Loss | None = None
         self._backfill_end: BackfillEnd | None = None
         self._read_whole: BatchQueue | None = None
         """The queue that has got all that a backfill is to read."""
@@ -160,8 +159,19 @@ class FeedRunner:
 
     # -- what the supervisor does to it --------------------------------------------------------------
 
-    def interrupt(self, why: Interrupt, *, reason: Reason = Reason.RELEASED) -> None:
-        """Wake it up for ``why``; LOST overrides STOP overrides SUSPEND. May be repeated, and may come early."""
+    def interrupt(
+        self,
+        why: Interrupt,
+        *,
+        reason: Reason = Reason.RELEASED,
+        error: str | None = None,
+        blame: Loss | None = None,
+    ) -> None:
+        """Wake it up for ``why``; LOST overrides STOP overrides SUSPEND. May be repeated, and may come early.
+
+        The first stop says what the feed is released with. With the reason BACKOFF, what is not written is
+        dropped: other workers reach the sink of the feed, and this one does not.
+        """
         now = self._worker.clock.monotonic()
         if self._interrupt is not None:
             rank = (Interrupt.SUSPEND, Interrupt.STOP, Interrupt.LOST)
@@ -170,21 +180,10 @@ class FeedRunner:
             if why is self._interrupt and (self._is_releasing or now < self._interrupted_at + CANCEL_AGAIN_S):
                 return
         self._interrupt, self._interrupted_at = why, now
-        if why is Interrupt.STOP:
-            self._stop_reason = reason
+        if why is Interrupt.STOP and self._stop is None:
+            self._stop = Release(*self.key, reason, error=error, blame=blame)
         if self._task is not None:
             self._task.cancel()
-
-    def release_for(self, blame: Loss) -> None:
-        """End this stream, and let the feed run apart from others from now on."""
-        self._blame = blame
-        self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
-
-    def give_up(self, why: str) -> None:
-        """Let go of the feed at once, and drop what is not written: others reach its sink, and we do not."""
-        if self._interrupt is None:
-            self._gave_up = why
-            self.interrupt(Interrupt.STOP, reason=Reason.BACKOFF)
 
     # -- its life ------------------------------------------------------------------------------------
 
@@ -249,7 +248,7 @@ class FeedRunner:
             # What was received before the last connection broke must be decided before we ask again.
             await batch_queue.join()
             if self._is_finished(batch_queue):
-                return self._release(Reason.FINISHED)
+                return Release(*self.key, Reason.FINISHED, records=self.progress.landed_ever)
             await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
             self.progress.begin()
@@ -376,7 +375,7 @@ class FeedRunner:
         try:
             if isinstance(decision, RetryElsewhere):
                 await self._await_commits()
-                return self._release(Reason.BACKOFF, error=message, retry_in_s=decision.delay_s)
+                return Release(*self.key, Reason.BACKOFF, decision.delay_s, self.progress.attempts, message)
             await asyncio.sleep(decision.delay_s)
         except asyncio.CancelledError:
             if self._interrupt is None:
@@ -397,26 +396,29 @@ class FeedRunner:
                 raise
             if self._interrupt is Interrupt.LOST:
                 return None
-        return self._release(Reason.FAILED, error=message, retry_in_s=self.progress.next_recheck_s())
+        again_s, rechecks = self.progress.next_recheck_s(), self.progress.rechecks
+        return Release(*self.key, Reason.FAILED, again_s, rechecks, message)
 
     def _release_fenced(self, error: LeaseLost) -> Release:
         self._disconnected()
-        again_s = self.progress.after_fence_s()
-        release = self._release(Reason.FENCED, error=self.progress.masked(error), retry_in_s=again_s)
-        return replace(release, sink_epoch=error.sink_epoch)
+        again_s, said = self.progress.after_fence_s(), self.progress.masked(error)
+        attempts = self.progress.attempts
+        return Release(*self.key, Reason.FENCED, again_s, attempts, said, sink_epoch=error.sink_epoch)
 
     async def _commit_and_release(self, sink_name: str) -> Release | None:
+        release = self._stop
+        assert release is not None
         self._is_releasing = True
-        if self._gave_up is not None:
+        if release.reason is Reason.BACKOFF:
             self.progress.failures += 1
-            return self._release(self._stop_reason, error=self._gave_up)
+            return replace(release, attempts=self.progress.attempts)
         self._worker.sinks.flush_now(sink_name)
         try:
             await self._await_commits()
         except asyncio.CancelledError:
             # Lost while it was being released; or the loop is going down, which releases nothing either.
             return None
-        return self._release(self._stop_reason)
+        return release
 
     async def _await_commits(self) -> None:
         """Wait for the last commits, but not for ever: what is not committed, the successor asks for again."""
@@ -518,13 +520,6 @@ class FeedRunner:
 
     def _changed(self) -> None:
         self._worker.on_status(self.progress)
-
-    def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
-        if self._blame is not None and reason is Reason.QUARANTINED:
-            error = self._blame.said
-        landed = self.progress.landed_ever if reason is Reason.FINISHED else None
-        attempts = self.progress.counted_for(reason)
-        return Release(*self.key, reason, retry_in_s, attempts, error, self._blame, landed)
 
     def release_after(self, error: BaseException) -> Release:
         """Return the release of a feed whose runner ended in a way that it should not: another worker may

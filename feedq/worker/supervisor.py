@@ -488,7 +488,7 @@ class Supervisor:
         for runner in self._all_runners():
             if runner.key[0] == feed_id:
                 logger.error(LogEvent.FEED_LET_GO, feed=runner.name, why=blame.said)
-                runner.release_for(blame)
+                runner.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED, error=blame.said, blame=blame)
 
     def _leave_sinks(self, answer: Heartbeat) -> None:
         """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
@@ -502,7 +502,8 @@ class Supervisor:
                 left[name] = why
         for runner in self._all_runners():
             if runner.progress.sink in left:
-                runner.give_up(left[runner.progress.sink])
+                error = left[runner.progress.sink]
+                runner.interrupt(Interrupt.STOP, reason=Reason.BACKOFF, error=error)
 
     def _tell_of_sinks(self) -> None:
         """Have the feeds of sinks that went away, or came back, reported at once."""

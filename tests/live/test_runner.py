@@ -239,7 +239,7 @@ async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record
         assert (second.sink_error, second.error) == ("sink 'default': away", None)
         bench.sinks.said_trouble = None
         assert bench.runner.progress.report().sink_error is None
-        bench.runner.give_up("nobody writes here")
+        bench.runner.interrupt(Interrupt.STOP, reason=Reason.BACKOFF, error="nobody writes here")
         release = await bench.released()
     assert (release.reason, release.error) == (Reason.BACKOFF, "nobody writes here")
     assert bench.runner.progress.report().failures == 1
