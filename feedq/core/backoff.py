@@ -24,7 +24,7 @@ class BackoffPolicy:
     attempts_in_place: int = 5
     """Failures in a row before the lease is released, so that another worker tries."""
     healthy_s: float = 60.0
-    """A connection that held this long clears the count."""
+    """A connection that held this long clears the counts."""
     elsewhere_s: float = 5.0
     """Without a connection for this long on a worker that is new to it, a feed goes elsewhere."""
     failed_s: float = 10.0

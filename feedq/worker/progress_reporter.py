@@ -72,7 +72,7 @@ class FeedProgress:
     _is_new_here: bool
     _quarantined: bool
     failures: int
-    """The failures of any kind since a record of the feed landed last."""
+    """The failures of any kind since a record of the feed landed last, or a connection held."""
     attempts: int = 0
     """The attempts to connect, or to own the checkpoint, that failed in a row."""
     rechecks: int = 0
@@ -201,7 +201,7 @@ class FeedProgress:
             dead_letters=now[2] - before[2],
             last_record_ago_s=ago_s,
             cursor=self.batch_queue.cursor if self.batch_queue else None,
-            connected=self._connected_at is not None,
+            connected=self.is_connected,
             stalled=self.stalled,
             attempts=self.attempts,
             error=error,
@@ -255,7 +255,7 @@ class FeedProgress:
             self.key[0],
             state=LeaseState.RUNNING,
             reason=None,
-            connected=self._connected_at is not None,
+            connected=self.is_connected,
             stalled=self.stalled,
             attempts=self.attempts,
             failures=self.failures,
@@ -273,6 +273,10 @@ class FeedProgress:
         """The feed tries to connect."""
         if self._failing_since is None:
             self._failing_since = self._clock.monotonic()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected_at is not None
 
     def connected(self) -> None:
         self._connected_at, self._failing_since = self._clock.monotonic(), None

@@ -138,8 +138,8 @@ class FeedRunner:
         """What the feed is to be released with, once it is told to stop."""
         self._task: asyncio.Task[Release | None] | None = None
         self._first_records: FirstRecords | None = None
-        self._unanswered: asyncio.TimerHandle | None = None
-        """Will tell that the source does not answer."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Will tell that the source does not answer; or, once it has, that the connection holds."""
         self._must_fence = False
         """Whether its batch queue has failed, though the stream has not: it gets another one."""
         self._secrets: Mapping[str, str] = NO_SECRETS
@@ -289,7 +289,7 @@ class FeedRunner:
         self._first_records = FirstRecords(what.options, what.target, from_beginning=cursor is None)
         # After a failure, the status has that already: the same news with each try would only cost writes.
         if not self.progress.attempts:
-            self._unanswered = tell_if_unanswered(what.options, self._waits)
+            self._timer = tell_if_unanswered(what.options, self._waits)
         return stream if self._backfill_end is None else self._backfill_end.within(stream, cursor)
 
     async def _stream(
@@ -313,7 +313,7 @@ class FeedRunner:
             self.log_unexpected(error, "connector")
             raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
         finally:
-            self._stop_telling()
+            self._stop_timer()
         raise SourceUnavailable("the source ended the stream")
 
     async def _open_batch_queue(self, what: Declared, failed: BatchQueue | None) -> BatchQueue:
@@ -472,16 +472,24 @@ class FeedRunner:
         )
 
     def _connected(self) -> None:
-        self._stop_telling()
+        if not self.progress.is_connected:
+            self._stop_timer()
+        if self.progress.failures and self._timer is None:
+            healthy_s = self._worker.backoff.healthy_s
+            self._timer = asyncio.get_running_loop().call_later(healthy_s, self._holds)
         self.progress.connected()
         self._trace.connected()
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.name)
         self._changed()
 
-    def _stop_telling(self) -> None:
-        if self._unanswered is not None:
-            self._unanswered.cancel()
-            self._unanswered = None
+    def _holds(self) -> None:
+        self.progress.attempts = self.progress.failures = 0
+        self._changed()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _look_at_first(self, batch: Batch) -> None:
         assert self._first_records is not None
@@ -490,7 +498,7 @@ class FeedRunner:
             self._first_records = None
 
     def _waits(self, why: str) -> None:
-        self._stop_telling()
+        self._stop_timer()
         self.progress.error = self.progress.masked(why)
         self._changed()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -105,6 +106,26 @@ def test_a_report_tells_of_failures_dead_letters_and_the_sink(harness: Harness) 
     again = harness.assign(feed, worker)
     (claim,) = harness.store.leases.claim(worker.id, [again])
     assert (claim.failures, claim.quarantined) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("edit", "remembered"),
+    [({"source": {"url": "tcp://127.0.0.1:9"}}, False), ({"weight": 3.0}, True)],
+    ids=["source", "weight"],
+)
+def test_what_failed_under_another_declaration_is_forgotten(
+    harness: Harness, edit: dict[str, Any], *, remembered: bool
+) -> None:
+    worker, feed, key = harness.running()
+    harness.store.leases.report(worker.id, [progress(key, failures=4, noticed={"cursor": "none"})])
+    harness.store.feeds.edit(feed.spec.model_copy(update=edit))
+    harness.store.leases.release(worker.id, [Release(*key, Reason.BACKOFF, attempts=3)])
+    again = harness.assign(feed, worker)
+    (claim,) = harness.store.leases.claim(worker.id, [again])
+    lease = harness.lease(feed)
+    assert (claim.failures, claim.attempts) == (lease.failures, lease.attempts)
+    assert claim.failures == (4 if remembered else 0)
+    assert lease.noticed == ({"cursor": "none"} if remembered else None)
 
 
 def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:

@@ -33,6 +33,7 @@ from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import serving
 from feedq.worker import pacing
 from feedq.worker.pacing import ConnectLimiter, Pacing
+from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
 from tests.live import odd_connector
@@ -243,6 +244,22 @@ async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record
         release = await bench.released()
     assert (release.reason, release.error) == (Reason.BACKOFF, "nobody writes here")
     assert bench.runner.progress.report().failures == 1
+
+
+async def test_failures_are_forgotten_once_a_quiet_connection_has_held() -> None:
+    """Its source was away, and is back, and has nothing to send."""
+    told: list[tuple[bool, int]] = []
+
+    def tell(progress: FeedProgress) -> None:
+        told.append((progress.is_connected, progress.failures))
+
+    policy = replace(FAST, healthy_s=0.05)
+    quiet = NumberedSource(last=1)
+    async with streaming(quiet, failures=4, attempts=4, backoff=policy, on_status=tell) as bench:
+        await until(lambda: told[-1:] == [(True, 0)], "it has held")
+        assert (True, 4) in told
+        assert bench.runner.progress.attempts == 0
+        await bench.stop()
 
 
 async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing() -> None:

@@ -86,7 +86,7 @@ DECLARE
     -- A feed that had no place for longer than this after its worker was lost connects at the usual pace.
     failover_within constant interval := '30 s';
     claims json;
-    edited bigint[];
+    anew bigint[];
     free bigint[];
 BEGIN
     WITH given AS (
@@ -97,7 +97,10 @@ BEGIN
         ) l
     ), held AS (
         SELECT locked.*, f.document, f.generation AS declared, w.name AS worker, w.started_at AS worker_started_at,
-            p.attempts, p.failures, p.noticed IS NOT NULL AND locked.generation <> f.generation AS is_edited,
+            p.attempts, p.failures,
+            -- What went wrong, or was noticed, under another declaration says nothing of this one.
+            f.stream_generation > locked.generation
+                AND (p.noticed IS NOT NULL OR p.attempts > 0 OR p.failures > 0) AS starts_anew,
             -- Taken a moment ago from an owner that this worker has lived beside: until then its source had this
             -- connection. When a whole fleet was killed and starts anew, no source has had them for a while.
             coalesce(locked.lost_at >= feedq.clock() - failover_within
@@ -107,7 +110,7 @@ BEGIN
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
         JOIN feedq.progress p ON p.feed_id = locked.feed_id
         CROSS JOIN LATERAL (
-            SELECT d.document, d.generation FROM feedq_1.declared d
+            SELECT d.document, d.generation, d.stream_generation FROM feedq_1.declared d
             WHERE d.id = locked.feed_id FOR SHARE SKIP LOCKED
         ) f
         WHERE locked.worker_id = owner AND locked.state = 'assigned' AND w.state = 'active'
@@ -123,16 +126,17 @@ BEGIN
         SELECT 'lease_claimed', feed_id, owner, epoch FROM claimed WHERE NOT has_failed
     )
     SELECT json_agg(json_build_object(
-        'feed', held.document, 'epoch', claimed.epoch, 'attempts', held.attempts,
-        'failures', held.failures, 'quarantined', held.quarantined,
+        'feed', held.document, 'epoch', claimed.epoch, 'quarantined', held.quarantined,
+        'attempts', CASE WHEN held.starts_anew THEN 0 ELSE held.attempts END,
+        'failures', CASE WHEN held.starts_anew THEN 0 ELSE held.failures END,
         'has_failed', claimed.has_failed, 'after_loss', held.after_loss,
         -- A worker session that began after the feed failed on the one before it has not had its try.
         'is_new_here', held.avoid = '{}' OR (
             coalesce((held.avoid ->> held.worker)::float8 < extract(epoch FROM held.worker_started_at), true)
             AND (SELECT count(*) FROM jsonb_object_keys(held.avoid)) < avoided_max))),
-        array_agg(held.feed_id) FILTER (WHERE held.is_edited)
-    INTO claims, edited FROM held JOIN claimed USING (feed_id);
-    UPDATE feedq.progress SET noticed = NULL WHERE feed_id = ANY (edited);
+        array_agg(held.feed_id) FILTER (WHERE held.starts_anew)
+    INTO claims, anew FROM held JOIN claimed USING (feed_id);
+    UPDATE feedq.progress SET noticed = NULL, attempts = 0, failures = 0 WHERE feed_id = ANY (anew);
     RETURN coalesce(claims, '[]');
 EXCEPTION WHEN lock_not_available THEN
     free := feedq_1.lock_free(feed_ids);
