@@ -40,6 +40,7 @@ from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Preview, Sink, Target, opened_sink, parse_sink, target_of
 from feedq.verbs.manifests import option_problems
+from feedq.verbs.wording import counted
 from feedq.worker.first_records import hints
 
 END_S = 2.0
@@ -270,7 +271,7 @@ class _Reading:
         within = f"within {self._timeout_s:g} s (--timeout)"
         if count := sum(batch.count for batch in self.batches):
             then = f", then: {self._error}" if self._error else ""
-            return StepOutcome.OK, f"connected; {count} records{then}"
+            return StepOutcome.OK, f"connected; {counted(count, 'record')}{then}"
         if self._error:
             return StepOutcome.FAILED, self._error
         if self._is_connected:

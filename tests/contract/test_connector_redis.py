@@ -13,7 +13,7 @@ from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import serving
-from tests.contract.erratic import ErraticWorker
+from tests.contract.erratic import SHORT_LIVES, ErraticWorker
 from tests.contract.loopback import assert_told
 from tests.contract.redis_source import Source, gaps, relayed, source
 
@@ -90,7 +90,7 @@ async def test_a_worker_that_dies_at_any_moment_lands_each_entry_once(source: So
         source.add("a", *sent)
         await worker.land(len(sent))
         assert worker.landed == sent
-        assert worker.lives > 5
+        assert worker.lives > SHORT_LIVES
 
 
 # -- gaps ------------------------------------------------------------------------------------------------------

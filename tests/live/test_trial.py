@@ -64,8 +64,8 @@ def said(trial: Trial, step: str) -> tuple[StepOutcome, str]:
 @pytest.mark.parametrize(
     ("how", "outcome", "detail"),
     [
-        ("gives a record", StepOutcome.OK, "connected; 1 records"),
-        ("hangs in its end", StepOutcome.OK, "connected; 1 records"),
+        ("gives a record", StepOutcome.OK, "connected; 1 record"),
+        ("hangs in its end", StepOutcome.OK, "connected; 1 record"),
         ("ends", StepOutcome.FAILED, "the source ended the stream"),
         ("raises", StepOutcome.FAILED, "unexpected error in connector: ZeroDivisionError('x')"),
         ("exits", StepOutcome.FAILED, "unexpected error in connector: SystemExit(3)"),

@@ -26,7 +26,7 @@ from feedq.testing.connector_conformance import ConnectorConformance, Served
 from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import Relay, until
 from tests.certificates import Authority
-from tests.contract.erratic import ErraticWorker, reading
+from tests.contract.erratic import SHORT_LIVES, ErraticWorker, reading
 from tests.contract.loopback import assert_told
 from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
@@ -97,7 +97,7 @@ async def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
         worker = ErraticWorker(driver, relay, seed=seed)
         await worker.land(len(sent))
         assert worker.landed == sent
-        assert worker.lives > 3
+        assert worker.lives > SHORT_LIVES
         assert len(await consumers(js)) == 1
 
 
