@@ -19,7 +19,7 @@ from feedq.control.store.worker_session import worker_channel
 from feedq.core.model import NewWorker, Worker
 from feedq.core.schedule.model import Run, RunState, Schedule
 from feedq.core.schedule.spec import ScheduleSpec
-from tests.contract.harness import TTL_S, Harness
+from tests.contract.harness import TTL_S, WAIT_FOR_ROWS_S, Harness
 from tests.schedules import Keys, schedule_spec
 
 
@@ -132,6 +132,16 @@ class JobsHarness(Harness):
         sql = "SELECT kind, detail FROM feedq.event WHERE kind = ANY(%s) ORDER BY id"
         rows: list[Any] = self.execute(sql, list(kinds))
         return rows
+
+    @contextmanager
+    def waiting_long(self) -> Iterator[None]:
+        """Whoever ends runs waits for rows that somebody has locked, and does not go on without them."""
+        lock = "ALTER FUNCTION feedq_1.lock_runs SET lock_timeout = "
+        self.execute(f"{lock} '{1000 * WAIT_FOR_ROWS_S:.0f}ms'")
+        try:
+            yield
+        finally:
+            self.execute(f"{lock} '200ms'")
 
     @contextmanager
     def transaction(self) -> Iterator[Cursor]:

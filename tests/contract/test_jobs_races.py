@@ -21,7 +21,7 @@ from feedq.errors import Conflict, NotFound
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, offer, runs_of, states
 from tests.schedules import INTERVAL_S
-from tests.waiting import until
+from tests.waiting import rounds_for, until
 
 S = RunState
 WAIT_S = 30.0
@@ -172,8 +172,9 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
     fast, slow = jobs.job_worker("fast"), jobs.job_worker("slow")
     run = jobs.triggered(overlap=Overlap.ALLOW_ALL, task="tasks.report", retries={"limit": 1, "first": 60.0})
     ((source,),) = jobs.execute("SELECT pg_get_functiondef('feedq_1.claim_runs'::regproc)")
+    # Between its look and its locks it waits for the test.
     slowly = str(source).replace(
-        "SELECT * FROM candidate ORDER", "SELECT *, pg_sleep(1) FROM candidate ORDER"
+        "SELECT * FROM candidate ORDER", "SELECT *, pg_advisory_xact_lock(7) FROM candidate ORDER"
     )
     assert slowly != source
     jobs.execute(slowly.replace("claim_runs", "claim_slowly").replace("%", "%%"))
@@ -183,12 +184,14 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
             c.execute("SELECT feedq_1.claim_slowly(%s, 4, 0, 0) ->> 'runs'", (str(slow.id),))
             return c.fetchone()
 
-    late = threads.submit(claim_slowly)
-    until(lambda: jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"), "it looks")
-    claimed = claim_one(jobs, fast)
-    assert claimed.id == run.id
-    if has_failed:
-        assert finish(jobs, fast, ended(claimed, S.FAILED)) == [run.id]
+    with jobs.transaction() as holding:
+        holding.execute("SELECT pg_advisory_xact_lock(7)")
+        late = threads.submit(claim_slowly)
+        jobs.wait_until_blocked(late)
+        claimed = claim_one(jobs, fast)
+        assert claimed.id == run.id
+        if has_failed:
+            assert finish(jobs, fast, ended(claimed, S.FAILED)) == [run.id]
     assert late.result(WAIT_S) == ("[]",)
     assert jobs.schedules.run(run.id).worker_id == (None if has_failed else fast.id)
 
@@ -275,7 +278,7 @@ def test_failures_that_are_told_at_once_are_all_counted(
         "SELECT count(*)::int FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    with jobs.transaction() as somebody:
+    with jobs.waiting_long(), jobs.transaction() as somebody:
         somebody.execute("SELECT FROM feedq.schedule FOR UPDATE")
         told = [threads.submit(finish, jobs, worker, ended(run, S.FAILED)) for run in runs]
         until(lambda: jobs.execute(waiting) == [(len(runs),)], "they wait for the schedule")
@@ -293,14 +296,11 @@ class Fleet:
         self.jobs = jobs
         self.workers = [jobs.job_worker(str(n)) for n in range(workers)]
         self.starts: Counter[tuple[int, int]] = Counter()
-        self.deadline = time.monotonic() + HAMMER_S
 
-    def repeat(self, work: Callable[[Random], object], seed: int) -> int:
-        rng, rounds = Random(seed), 0
-        while time.monotonic() < self.deadline:
+    def repeat(self, work: Callable[[Random], object], seed: int) -> None:
+        rng = Random(seed)
+        for _ in rounds_for(HAMMER_S):
             work(rng)
-            rounds += 1
-        return rounds
 
     def run(self, number: int, rng: Random) -> None:
         worker = self.workers[number]
@@ -367,8 +367,8 @@ def test_everything_at_once_never_deadlocks_and_every_run_ends_once(
         fleet.meddle,
         fleet.meddle,
     ]
-    rounds = [job.result(WAIT_S) for job in [threads.submit(fleet.repeat, w, n) for n, w in enumerate(works)]]
-    assert min(rounds) > 0
+    for doing in [threads.submit(fleet.repeat, work, n) for n, work in enumerate(works)]:
+        doing.result(HAMMER_S + WAIT_S)
     assert set(fleet.starts.values()) == {1}, "no fence was given out twice"
     check(jobs)
     drain(jobs, fleet)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -19,6 +18,7 @@ from feedq.core.model import LeaseState, Load, Reason, Release, TargetState, Wor
 from feedq.errors import Unavailable
 from tests.asking import send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, stock_of
+from tests.waiting import rounds_for
 
 WAIT_S = 30.0
 HAMMER_S = 1.5
@@ -181,14 +181,10 @@ def test_everything_at_once_never_deadlocks(
     h = harness
     workers = [h.worker("a"), h.worker("b")]
     feeds = [h.feed(f"f{i}") for i in range(8)]
-    deadline = time.monotonic() + HAMMER_S
 
-    def repeat(work: Callable[[], object]) -> int:
-        rounds = 0
-        while time.monotonic() < deadline:
+    def repeat(work: Callable[[], object]) -> None:
+        for _ in rounds_for(HAMMER_S):
             work()
-            rounds += 1
-        return rounds
 
     def own(worker: Worker) -> None:
         wanted = [(v.feed.id, v.lease.epoch) for v in h.store.feeds.views(worker=worker.name)]
@@ -219,4 +215,5 @@ def test_everything_at_once_never_deadlocks(
         threads.submit(repeat, come_and_go),
         threads.submit(repeat, partial(h.reconcile_if_free, sweep=True)),
     ]
-    assert all(job.result(HAMMER_S + WAIT_S) > 1 for job in jobs)
+    for job in jobs:
+        job.result(HAMMER_S + WAIT_S)

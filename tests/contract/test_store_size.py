@@ -18,6 +18,7 @@ from feedq.core.placement.base import Transfer
 from tests.asking import send_heartbeat
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress, stock_of
 from tests.contract.test_store_races import WAIT_S
+from tests.waiting import rounds_for
 
 FEEDS = 5_000
 
@@ -160,16 +161,15 @@ def test_the_counters_stay_exact_while_everybody_writes(harness: Harness) -> Non
     workers = [h.worker(name, ttl_s=999) for name in "ab"]
     for i in range(10):
         h.feed(f"f{i}", weight=0.5 + i)
-    deadline = time.monotonic() + HAMMER_S
 
     def own(worker: Worker) -> None:
-        while time.monotonic() < deadline:
+        for _ in rounds_for(HAMMER_S):
             wanted = [(v.feed.id, v.lease.epoch) for v in h.store.feeds.views(worker=worker.name)]
             claimed = h.store.leases.claim(worker.id, wanted)
             h.store.leases.release(worker.id, [Release(*c.key, Reason.RELEASED) for c in claimed[::2]])
 
     def sweep() -> None:
-        while time.monotonic() < deadline:
+        for _ in rounds_for(HAMMER_S):
             h.reconcile_if_free(sweep=True)
 
     with ThreadPoolExecutor(max_workers=3) as threads:
