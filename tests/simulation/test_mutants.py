@@ -27,6 +27,7 @@ from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.control import ControlDatabase
 from tests.fakes.servers import FakeCheckpoint
 from tests.fakes.stream import FakeStream
+from tests.mutants.listed import both_sides
 from tests.simulation.trouble import RUN_STORIES, run_seed
 
 pytestmark = pytest.mark.usefixtures("control")
@@ -179,69 +180,40 @@ def test_few_seeds_find_code_that_breaks_the_protocol(
 
 IN_STATEMENTS = {
     "gone without freeing": (
-        "RETURN feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone');",
-        "RETURN 0;",
+        "RETURN [-feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone')-]{+0+};",
         0,
     ),
-    "revoked before it is placed": (
-        "state = 'stopping', promised_to = held.target,",
-        "state = 'stopping',",
-        0,
-    ),
-    "a promise is not counted": (
-        "coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds",
-        "coalesce(n.feeds, 0), 0) AS feeds",
-        65,
-    ),
-    "waited for without end": (
-        "WHERE state = 'stopping' AND due_at <= feedq.clock() ORDER",
-        "WHERE false ORDER",
-        0,
-    ),
-    "assigned under the epoch that it had": (
-        "state = 'assigned', epoch = l.epoch + 1,",
-        "state = 'assigned', epoch = l.epoch,",
-        0,
-    ),
+    "revoked before it is placed": ("state = 'stopping',[- promised_to = held.target,-]", 0),
+    "a promise is not counted": ("coalesce(n.feeds, 0)[- + coalesce(s.feeds, 0)-], 0) AS feeds", 65),
+    "waited for without end": ("WHERE [-state = 'stopping' AND due_at <= feedq.clock()-]{+false+} ORDER", 0),
+    "assigned under the epoch that it had": ("state = 'assigned', epoch = l.epoch[- + 1-],", 0),
     "done again that may run once": (
-        "r.job ->> 'semantics' IN ('at_least_once', 'transactional')",
-        "true",
+        "[-r.job ->> 'semantics' IN ('at_least_once', 'transactional')-]{+true+}",
         9,
     ),
-    "a turn that nobody has": (
-        "IF NOT FOUND OR has.state = 'waiting' AND has.due_at > at",
-        "IF has.state = 'waiting' AND has.due_at > at",
-        289,
-    ),
+    "a turn that nobody has": ("IF [-NOT FOUND OR -]has.state = 'waiting' AND has.due_at > at", 289),
     "a fence for all attempts": (
-        "reason = NULL, fence = nextval('feedq.run_fence')",
-        "reason = NULL, fence = greatest(r.fence, 1)",
+        "reason = NULL, fence = [-nextval('feedq.run_fence')-]{+greatest(r.fence, 1)+}",
         14,
     ),
-    "taken from the living": (
-        "WHERE w.id = session AND (w.state <> 'gone'",
-        "WHERE false AND (w.state <> 'gone'",
-        4,
-    ),
+    "taken from the living": ("WHERE [-w.id = session-]{+false+} AND (w.state <> 'gone'", 4),
     "not counted while buffered": (
-        "FILTER (WHERE kind <> 'backfill' AND state <> 'running')::int",
-        "FILTER (WHERE kind <> 'backfill' AND state = 'waiting')::int",
+        "FILTER (WHERE kind <> 'backfill' AND state [-<> 'running'-]{+= 'waiting'+})::int",
         34,
     ),
     "ended whoever has it": (
-        "IF r.state = 'running' AND r.fence = told.fence AND r.worker_id = session THEN",
-        "IF r.state = 'running' THEN",
+        "IF r.state = 'running' [-AND r.fence = told.fence AND r.worker_id = session -]THEN",
         224,
     ),
 }
-"""A place of the statements, what stands there instead, and a seed that has found it."""
+"""A change of the statements, as ``git diff --word-diff`` shows it, and a seed that has found it."""
 
 
-@pytest.mark.parametrize(("right", "wrong", "known"), IN_STATEMENTS.values(), ids=IN_STATEMENTS)
+@pytest.mark.parametrize(("change", "known"), IN_STATEMENTS.values(), ids=IN_STATEMENTS)
 def test_few_seeds_find_a_statement_that_breaks_the_protocol(
-    right: str, wrong: str, known: int, control: ControlDatabase
+    change: str, known: int, control: ControlDatabase
 ) -> None:
-    with control.broken(right, wrong):
+    with control.broken(*both_sides(change)):
         assert_few_seeds_find_it(known)
 
 
