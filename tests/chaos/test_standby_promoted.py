@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from operator import eq, gt
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg2
 import pytest
 
-from feedq.local.postgres import Postgres
+from feedq.local.postgres import USER, Postgres
+from feedq.local.server import make_private_dir, write_private
 from tests.chaos import storm
 from tests.chaos.conftest import Stages
 from tests.chaos.test_sink_goes_back import FEEDS, LIMIT_S, landed, wait_landed
@@ -18,7 +22,6 @@ from tests.cluster import Cluster, Row, feed, feed_names, wait_until
 from tests.invariants import connections_of
 from tests.proxy import PlainProxy
 from tests.source_process import Source
-from tests.standby import Standby
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -173,3 +176,51 @@ def test_a_standby_that_lacks_commits_takes_over_with_nothing_lost_or_doubled(
             wait_until(lambda: rewound(cluster) >= held(lost, "w1") - again, limit_s=LIMIT_S, what="events")
         else:
             assert not rewound(cluster)
+
+
+# -- the standby -------------------------------------------------------------------------------------
+
+PROMOTED_S = 20
+BACKUP_LIMIT_S = 60.0
+
+
+class Standby(Postgres):
+    """Another server, whose files are a base backup of the primary's. Once promoted it is a primary itself."""
+
+    def __init__(self, data_dir: Path, primary: Postgres, replication: PlainProxy) -> None:
+        super().__init__(data_dir, settings=primary.settings)
+        self._from = replication.url
+        write_private(self.home / f"{self.kind}.password", _password(primary.url()), account=self.account)
+
+    def promote(self) -> None:
+        """End the replication for good; returns once it can be written to."""
+        with closing(psycopg2.connect(self.url(), connect_timeout=5)) as session, session.cursor() as cursor:
+            cursor.execute("SELECT pg_promote(wait_seconds => %s)", (PROMOTED_S,))
+            assert cursor.fetchone() == (True,), f"not promoted within {PROMOTED_S} s"
+
+    def _init_cluster(self) -> None:
+        primary = urlsplit(self._from)
+        make_private_dir(self.cluster, account=self.account)
+        subprocess.run(
+            [
+                str(self.binaries.bin / "pg_basebackup"),
+                f"--pgdata={self.cluster}",
+                f"--host={primary.hostname}",
+                f"--port={primary.port}",
+                f"--username={USER}",
+                *("--no-sync", "--checkpoint=fast", "--wal-method=stream", "--write-recovery-conf"),
+            ],
+            check=True,
+            timeout=BACKUP_LIMIT_S,
+            cwd=self.home,
+            env={"PGPASSWORD": _password(self._from), "LC_ALL": "C", "TZ": "UTC"},
+            user=self.account.uid if self.account else None,
+            group=self.account.gid if self.account else None,
+            extra_groups=[] if self.account else None,
+        )
+
+
+def _password(url: str) -> str:
+    found = urlsplit(url).password
+    assert found is not None
+    return found

@@ -27,7 +27,7 @@ from feedq.errors import CatalogUnavailable, InvalidInput
 from feedq.local.process import free_port
 from feedq.settings import Settings
 from feedq.verbs.catalogs.base import BYTES_MAX, FeedCatalog, open_catalog
-from tests.contract.catalog_reading import feeds, manifest, mistakes, opened
+from feedq.verbs.manifests import Manifest
 
 # -- directory ---------------------------------------------------------------------------------------
 
@@ -398,3 +398,31 @@ def test_a_server_that_is_away_and_a_table_that_is_not_there_are_said(dynamodb_u
 def test_only_this_machine_is_asked_without_tls(address: str) -> None:
     with pytest.raises(InvalidInput, match="must be https; http is for this machine only"):
         asked_of_dynamodb(address, "t")
+
+
+# -- how tests read a catalog of any kind ------------------------------------------------------------
+
+DEFAULTS = {"connector": "tcp", "sink": {"table": "t"}}
+
+
+def opened(**options: Any) -> FeedCatalog:
+    return open_catalog("crm", Settings(catalogs={"crm": {"defaults": DEFAULTS, **options}}))
+
+
+def manifest(catalog: FeedCatalog) -> Manifest:
+    return catalog.read(Settings())
+
+
+def feeds(catalog: FeedCatalog) -> list[dict[str, Any]]:
+    """What the feeds say besides the defaults, by name."""
+    found = manifest(catalog)
+    assert not found.problems
+    said = [feed.spec.plain() for feed in found.feeds]
+    return sorted(
+        ({key: value for key, value in one.items() if key not in DEFAULTS} for one in said),
+        key=lambda one: str(one["name"]),
+    )
+
+
+def mistakes(catalog: FeedCatalog) -> list[str]:
+    return [str(problem) for problem in manifest(catalog).problems]

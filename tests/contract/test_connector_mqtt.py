@@ -18,8 +18,7 @@ from feedq.testing.driver import ConnectorDriver
 from feedq.testing.loopback import serving, until
 from feedq.worker.batch_queue import InflightBudget
 from tests.contract.loopback import assert_told
-from tests.contract.mqtt_broker import ScriptedBroker
-from tests.contract.mqtt_packets import CONNACK, PUBLISH, packet, text
+from tests.contract.mqtt_broker import CONNACK, PUBLISH, ScriptedBroker, packet, text
 
 
 def driver_of(port: int, room: Room = BOUNDLESS, **options: Any) -> ConnectorDriver:

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 
 from tests import platforms, promql
-from tests.repository.test_deploy_metrics import known
+from tests.repository.test_deploy_files import known
 
 VERSION = "1.34"
 OTHERS = {"ScaledObject", "ServiceMonitor"}

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
-from tests.contract.mqtt_packets import packet, varint
+from tests.contract.mqtt_broker import packet, varint
 from tests.contract.websocket_server import frame
 from tests.hostile.speaking import (
     MEBIBYTE,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from tests.contract.mqtt_packets import PUBLISH, SUBACK, packet, text, varint
+from tests.contract.mqtt_broker import PUBLISH, SUBACK, packet, text, varint
 from tests.contract.nats_server import INFO, jetstream
 from tests.contract.websocket_server import accept
 

@@ -95,7 +95,7 @@ tests/unit/test_lease.py
         crashed = [-worker.suspected_at is not None and -]not has_session
     an edit of a running feed changes nothing
         LeaseState.STOPPING) and lease.generation [-<-]{+>+} feed.stream_generation
-tests/contract/test_store_clock.py
+tests/contract/test_store_workers.py
     a heartbeat from the future counts in full
         expires_at = [-least(w.heartbeat_at, feedq.clock()) + (w.expires_at - w.heartbeat_at)-]{+w.expires_at+}
 tests/contract/test_store_moves.py
@@ -212,7 +212,7 @@ tests/contract/test_sink_postgresql_records.py
         [-SET_ASIDE_MAX if briefly else -]None
     what one attempt has staged is inserted again by the next
         ON COMMIT DELETE ROWS[-; DELETE FROM {0}-]
-tests/contract/test_sink_tables.py
+tests/contract/test_sink_conformance.py::TestPostgresTables
     a table that has changed is written as it was
         [-        session.check_unchanged(targets)
         -]
@@ -292,7 +292,7 @@ tests/contract/test_store_grants.py
         [-REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA feedq_1 FROM PUBLIC;-]
     what is called like a function of the server is found on the caller's search path
         SECURITY DEFINER[- SET search_path = pg_catalog, pg_temp-]', called
-tests/contract/test_jobs_turns.py
+tests/contract/test_jobs_limits.py
     nobody looks for schedules whose turn nobody has
         IF [-NOT FOUND OR -]has.state = 'waiting' AND has.due_at > at
     the newest tick has the turn
@@ -320,7 +320,6 @@ tests/contract/test_jobs_claiming.py
     a run before its time
         [-AND r.due_at <= at AND (r.start_by IS NULL OR r.start_by > at)
                     -]ORDER BY r.rank_at
-tests/contract/test_jobs_expiry.py
 tests/contract/test_jobs_finishing.py
     a run is taken over whatever its fence
         WHERE r.[-fence = t.fence AND r.-]worker_id = was

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,8 +13,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+import nats
 import nkeys
 import pytest
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
@@ -28,7 +31,6 @@ from feedq.testing.loopback import Relay, until
 from tests.certificates import Authority
 from tests.contract.erratic import SHORT_LIVES, ErraticWorker, reading
 from tests.contract.loopback import assert_told
-from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 
 FEED = "acme/orders"
@@ -464,3 +466,42 @@ class TestNatsWorkQueue(NatsConformance):
     retention = RetentionPolicy.WORK_QUEUE
     # From its cursor on it does, but not from one that is long passed: what was acknowledged is gone.
     resumes = False
+
+
+# -- the server, and whoever publishes there ---------------------------------------------------------
+
+
+def nats_server(directory: Path, **config: Any) -> PeerServer:
+    """``config`` goes into its configuration, which is JSON as well."""
+    server = PeerServer("nats-server", "-c", "{directory}/nats.conf", directory=directory)
+    whole = {
+        "host": "127.0.0.1",
+        "port": server.port,
+        "jetstream": {"store_dir": str(directory / "jetstream")},
+        **config,
+    }
+    (directory / "nats.conf").write_text(json.dumps(whole))
+    return server
+
+
+@asynccontextmanager
+async def publishing(port: int, **login: Any) -> AsyncIterator[tuple[Client, JetStreamContext]]:
+    client = await nats.connect(f"nats://127.0.0.1:{port}", allow_reconnect=False, **login)
+    try:
+        yield client, client.jetstream()
+    finally:
+        await client.close()
+
+
+async def publish(js: JetStreamContext, subject: str, payloads: Sequence[bytes], **how: Any) -> None:
+    """Return when the stream has all of them, in order."""
+    for start in range(0, len(payloads), 200):
+        for payload in payloads[start : start + 200]:
+            await js.publish_async(subject, payload, **how)
+        await js.publish_async_completed()
+
+
+async def acknowledged(js: JetStreamContext, stream: str) -> int:
+    """Up to which sequence the stream's consumers have acknowledged."""
+    consumers = await js.consumers_info(stream)
+    return max((one.ack_floor.stream_seq for one in consumers if one.ack_floor), default=0)
