@@ -66,11 +66,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A coroutine test runs on a new event loop of the kind that workers use, and leaves nothing behind."""
+    """A coroutine test runs on a new event loop and leaves nothing behind.
+
+    The loop is of the kind that workers use, unless a fixture named ``new_event_loop`` says otherwise.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    run_on(uvloop.new_event_loop, pyfuncitem.obj(**wanted))
+    new_event_loop: Any = pyfuncitem.funcargs.get("new_event_loop", uvloop.new_event_loop)
+    run_on(new_event_loop, pyfuncitem.obj(**wanted))
     return True
 
 

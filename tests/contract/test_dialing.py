@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,17 +13,16 @@ from feedq.connectors.wire.dialing import Dialed, dial_host
 from feedq.core.clock import SystemClock
 from feedq.core.permission import Permissions, parse_networks
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.loopback import RecordingGuard, run_on, serving, until
+from feedq.testing.loopback import RecordingGuard, serving, until
 from tests.contract.loopback import unanswering, until_closed
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
 HOST = "feeds.example"
 
 
 @pytest.fixture
-def run_on_asyncio() -> Run:
+def new_event_loop() -> object:
     """uvloop asks the resolver of the C library directly, where no test can answer."""
-    return partial(run_on, asyncio.new_event_loop)
+    return asyncio.new_event_loop
 
 
 class NameServer:
@@ -48,7 +45,7 @@ resolver = socket.getaddrinfo
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+def names(new_event_loop: object, monkeypatch: pytest.MonkeyPatch) -> NameServer:
     server = NameServer()
     monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
     return server
@@ -90,84 +87,63 @@ async def idle(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
 # -- several addresses ---------------------------------------------------------------------------------
 
 
-def test_of_several_addresses_only_those_that_are_permitted_are_tried(
-    run_on_asyncio: Run, names: NameServer
+async def test_of_several_addresses_only_those_that_are_permitted_are_tried(names: NameServer) -> None:
+    names.addresses = ["169.254.169.254", "127.0.0.2", "127.0.0.1"]
+    dialer = Dialer(deny="127.0.0.2")
+    async with serving(idle) as port:
+        assert await dialer.peer(HOST, port) == "127.0.0.1"
+    assert dialer.guard.seen == 1
+
+
+async def test_a_host_with_no_address_that_is_permitted_fails_the_feed_and_gets_no_packet(
+    names: NameServer,
 ) -> None:
-    async def main() -> None:
-        names.addresses = ["169.254.169.254", "127.0.0.2", "127.0.0.1"]
-        dialer = Dialer(deny="127.0.0.2")
-        async with serving(idle) as port:
-            assert await dialer.peer(HOST, port) == "127.0.0.1"
-        assert dialer.guard.seen == 1
+    accepted = 0
 
-    run_on_asyncio(main())
+    async def count(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
 
-
-def test_a_host_with_no_address_that_is_permitted_fails_the_feed_and_gets_no_packet(
-    run_on_asyncio: Run, names: NameServer
-) -> None:
-    async def main() -> None:
-        accepted = 0
-
-        async def count(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
-            nonlocal accepted
-            accepted += 1
-
-        names.addresses = ["127.0.0.1", "::1"]
-        dialer = Dialer(deny="127.0.0.0/8 ::1")
-        async with serving(count) as port:
-            with pytest.raises(FeedMisconfigured) as refused:
-                await dialer.dial(HOST, port)
-            # To see that nothing happens takes a moment.
-            await asyncio.sleep(0.05)
-        assert str(refused.value) == (
-            f"tcp://{HOST}:{port}: {HOST} is 127.0.0.1, which feeds may not connect to (FEEDQ_EGRESS_DENY)"
-        )
-        assert dialer.guard.seen == accepted == 0
-
-    run_on_asyncio(main())
+    names.addresses = ["127.0.0.1", "::1"]
+    dialer = Dialer(deny="127.0.0.0/8 ::1")
+    async with serving(count) as port:
+        with pytest.raises(FeedMisconfigured) as refused:
+            await dialer.dial(HOST, port)
+        # To see that nothing happens takes a moment.
+        await asyncio.sleep(0.05)
+    assert str(refused.value) == (
+        f"tcp://{HOST}:{port}: {HOST} is 127.0.0.1, which feeds may not connect to (FEEDQ_EGRESS_DENY)"
+    )
+    assert dialer.guard.seen == accepted == 0
 
 
-def test_a_name_that_comes_to_point_elsewhere_is_judged_anew(run_on_asyncio: Run, names: NameServer) -> None:
-    async def main() -> None:
-        dialer = Dialer()
-        async with serving(idle) as port:
-            names.addresses = ["127.0.0.1"]
-            assert await dialer.peer(HOST, port) == "127.0.0.1"
-            names.addresses = ["169.254.169.254"]
-            with pytest.raises(
-                FeedMisconfigured, match=r"169\.254\.169\.254, a link-local or metadata address"
-            ):
-                await dialer.dial(HOST, port)
-        assert names.asked == 2
-
-    run_on_asyncio(main())
+async def test_a_name_that_comes_to_point_elsewhere_is_judged_anew(names: NameServer) -> None:
+    dialer = Dialer()
+    async with serving(idle) as port:
+        names.addresses = ["127.0.0.1"]
+        assert await dialer.peer(HOST, port) == "127.0.0.1"
+        names.addresses = ["169.254.169.254"]
+        with pytest.raises(FeedMisconfigured, match=r"169\.254\.169\.254, a link-local or metadata address"):
+            await dialer.dial(HOST, port)
+    assert names.asked == 2
 
 
-def test_the_next_address_is_tried_when_one_refuses(run_on_asyncio: Run, names: NameServer) -> None:
-    async def main() -> None:
-        names.addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
-        dialer = Dialer()
-        async with serving(idle) as port:
-            assert await dialer.peer(HOST, port) == "127.0.0.1"
-        assert dialer.guard.seen == 3
-
-    run_on_asyncio(main())
+async def test_the_next_address_is_tried_when_one_refuses(names: NameServer) -> None:
+    names.addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+    dialer = Dialer()
+    async with serving(idle) as port:
+        assert await dialer.peer(HOST, port) == "127.0.0.1"
+    assert dialer.guard.seen == 3
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(
-    run_on_asyncio: Run, names: NameServer
-) -> None:
-    async def main() -> None:
-        names.addresses = ["127.0.0.1", "127.0.0.2"]
-        dialer = Dialer(timeout_s=2.0)
-        with unanswering() as where:
-            port = int(where.rpartition(":")[2])
-            async with serving(idle, host="127.0.0.2", port=port):
-                assert await dialer.peer(HOST, port) == "127.0.0.2"
-        assert dialer.guard.seen == 2
-
-    run_on_asyncio(main())
+async def test_an_address_that_does_not_answer_leaves_time_for_the_next(names: NameServer) -> None:
+    names.addresses = ["127.0.0.1", "127.0.0.2"]
+    dialer = Dialer(timeout_s=2.0)
+    with unanswering() as where:
+        port = int(where.rpartition(":")[2])
+        async with serving(idle, host="127.0.0.2", port=port):
+            assert await dialer.peer(HOST, port) == "127.0.0.2"
+    assert dialer.guard.seen == 2
 
 
 # -- what is left behind -------------------------------------------------------------------------------

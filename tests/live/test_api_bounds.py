@@ -157,32 +157,26 @@ def test_who_waits_too_long_is_told_that_nothing_is_known(
     assert answer.json()["detail"] == "no answer within 0.2 s; it is not known whether anything was changed"
 
 
-def test_what_comes_while_all_places_are_taken_is_refused_at_once() -> None:
-    async def story() -> None:
-        may_end, made = Event(), Calls(timeout_s=0.1, places=2)
-        asked = [asyncio.ensure_future(made.call(lambda: may_end.wait(LONG_S))) for _ in range(2)]
-        late = await asyncio.gather(*asked, return_exceptions=True)
-        assert all("it is not known whether anything was changed" in str(outcome) for outcome in late)
-        # A thread keeps its place until it ends.
-        with pytest.raises(Unavailable, match="too many requests"):
-            await made.call(lambda: None)
-        may_end.set()
-        async with asyncio.timeout(LONG_S):
-            while made._free < 2:
-                await asyncio.sleep(0)
-        assert await made.call(lambda: "here") == "here"
-
-    asyncio.run(story())
+async def test_what_comes_while_all_places_are_taken_is_refused_at_once() -> None:
+    may_end, made = Event(), Calls(timeout_s=0.1, places=2)
+    asked = [asyncio.ensure_future(made.call(lambda: may_end.wait(LONG_S))) for _ in range(2)]
+    late = await asyncio.gather(*asked, return_exceptions=True)
+    assert all("it is not known whether anything was changed" in str(outcome) for outcome in late)
+    # A thread keeps its place until it ends.
+    with pytest.raises(Unavailable, match="too many requests"):
+        await made.call(lambda: None)
+    may_end.set()
+    async with asyncio.timeout(LONG_S):
+        while made._free < 2:
+            await asyncio.sleep(0)
+    assert await made.call(lambda: "here") == "here"
 
 
-def test_a_call_is_made_for_who_asked_for_it() -> None:
-    async def story() -> None:
-        made = Calls()
-        with acting(Author("ada", "10.0.0.7", "a visit")):
-            assert await made.call(given_reason) == "a visit"
-        assert await made.call(given_reason) is None
-
-    asyncio.run(story())
+async def test_a_call_is_made_for_who_asked_for_it() -> None:
+    made = Calls()
+    with acting(Author("ada", "10.0.0.7", "a visit")):
+        assert await made.call(given_reason) == "a visit"
+    assert await made.call(given_reason) is None
 
 
 # -- streams -----------------------------------------------------------------------------------------

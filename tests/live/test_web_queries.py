@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from threading import Event, Lock
 
 import pytest
@@ -13,6 +12,7 @@ from feedq.api.handler import Calls
 from feedq.errors import NotFound, Unavailable
 from feedq.settings import Settings
 from feedq.web.pages import ANSWERS_MAX, WebQueries
+from tests.unit.data_path import until
 
 PLACES = 4
 LONG_S = 30.0
@@ -44,92 +44,59 @@ def reader(*, timeout_s: float = LONG_S) -> WebQueries:
     return made
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+async def test_the_loop_goes_on_while_one_question_is_read_once_however_many_ask_it() -> None:
+    gate, pages = Gate(), reader()
+    asked = [asyncio.ensure_future(pages.read("it", gate.pass_through)) for _ in range(50)]
+    await until(lambda: gate.inside == 1, "it is read")
+    gate.opened.set()
+    assert await asyncio.gather(*asked) == [1] * 50
+    assert await pages.read("it", gate.pass_through) == 1
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(LONG_S):
-            await story()
-
-    asyncio.run(bounded())
-
-
-def test_the_loop_goes_on_while_one_question_is_read_once_however_many_ask_it() -> None:
-    async def story() -> None:
-        gate, pages = Gate(), reader()
-        asked = [asyncio.ensure_future(pages.read("it", gate.pass_through)) for _ in range(50)]
-        await until(lambda: gate.inside == 1)
-        gate.opened.set()
-        assert await asyncio.gather(*asked) == [1] * 50
-        assert await pages.read("it", gate.pass_through) == 1
-
-    run(story)
-
-
-def test_an_answer_is_read_anew_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_read_anew_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedq.web.pages.KEPT_S", 0.0)
     monkeypatch.setattr("feedq.web.pages.KEPT_TIMES", 0.0)
-
-    async def story() -> None:
-        gate, pages = Gate(), reader()
-        gate.opened.set()
-        assert await pages.read("it", gate.pass_through) == 1
-        assert await pages.read("it", gate.pass_through) == 2
-
-    run(story)
+    gate, pages = Gate(), reader()
+    gate.opened.set()
+    assert await pages.read("it", gate.pass_through) == 1
+    assert await pages.read("it", gate.pass_through) == 2
 
 
-def test_frozen_reads_are_bounded_and_all_that_wait_are_told() -> None:
-    async def story() -> None:
-        gate, pages = Gate(), reader(timeout_s=0.2)
-        asked = [asyncio.ensure_future(pages.read(n, gate.pass_through)) for n in range(10 * PLACES)]
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
-        assert gate.calls == PLACES
-        gate.opened.set()
-        await until(lambda: gate.inside == 0)
-        # The places are free again.
-        assert await pages.read("afterwards", lambda: "here") == "here"
-
-    run(story)
+async def test_frozen_reads_are_bounded_and_all_that_wait_are_told() -> None:
+    gate, pages = Gate(), reader(timeout_s=0.2)
+    asked = [asyncio.ensure_future(pages.read(n, gate.pass_through)) for n in range(10 * PLACES)]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+    assert gate.calls == PLACES
+    gate.opened.set()
+    await until(lambda: gate.inside == 0, "all have ended")
+    # The places are free again.
+    assert await pages.read("afterwards", lambda: "here") == "here"
 
 
-def test_an_error_reaches_who_asked_and_is_not_kept() -> None:
-    async def story() -> None:
-        pages = reader()
+async def test_an_error_reaches_who_asked_and_is_not_kept() -> None:
+    pages = reader()
 
-        def fail() -> None:
-            raise NotFound("no feed named 'x'")
+    def fail() -> None:
+        raise NotFound("no feed named 'x'")
 
-        with pytest.raises(NotFound):
-            await pages.read("it", fail)
-        assert await pages.read("it", lambda: "here") == "here"
-
-    run(story)
+    with pytest.raises(NotFound):
+        await pages.read("it", fail)
+    assert await pages.read("it", lambda: "here") == "here"
 
 
-def test_what_was_read_before_a_change_ended_is_not_kept_beyond_it() -> None:
-    async def story() -> None:
-        gate, pages = Gate(), reader()
-        asked = asyncio.ensure_future(pages.read("it", gate.pass_through))
-        await until(lambda: gate.inside == 1)
-        pages.forget()
-        gate.opened.set()
-        assert await asked == 1
-        assert await pages.read("it", gate.pass_through) == 2
-
-    run(story)
+async def test_what_was_read_before_a_change_ended_is_not_kept_beyond_it() -> None:
+    gate, pages = Gate(), reader()
+    asked = asyncio.ensure_future(pages.read("it", gate.pass_through))
+    await until(lambda: gate.inside == 1, "it is read")
+    pages.forget()
+    gate.opened.set()
+    assert await asked == 1
+    assert await pages.read("it", gate.pass_through) == 2
 
 
-def test_answers_do_not_pile_up() -> None:
-    async def story() -> None:
-        pages = reader()
-        for number in range(3 * ANSWERS_MAX):
-            await pages.read(number, lambda: None)
-        assert len(pages._known) == ANSWERS_MAX
-
-    run(story)
+async def test_answers_do_not_pile_up() -> None:
+    pages = reader()
+    for number in range(3 * ANSWERS_MAX):
+        await pages.read(number, lambda: None)
+    assert len(pages._known) == ANSWERS_MAX
