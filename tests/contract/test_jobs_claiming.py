@@ -128,7 +128,7 @@ def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule()
     start = jobs.now().replace(microsecond=0)
-    ticks = [start.replace(year=2020, month=month) for month in (3, 1, 2)]
+    ticks = [start.replace(year=2020, month=month, day=1) for month in (3, 1, 2)]
     jobs.schedules.backfill("nightly", ticks)
     seen = []
     for _ in ticks:
