@@ -22,7 +22,7 @@ from uuid import UUID
 
 from bench.report import Figure, at_most, say
 from feedq.core.model import ANYWHERE, Selector
-from feedq.core.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Placement, Rules, Strategy
 from feedq.core.placement.placing import place
 from feedq.core.placement.rebalancing import rebalance
 
@@ -76,7 +76,7 @@ def _measure(feeds: int, workers: int) -> Iterator[Figure]:
 
 def _join(size: str, fleet: Sequence[EligibleWorker], decision: Placement) -> Figure:
     spread = Counter(worker for _, worker in decision.assignments)
-    held = [Held(feed_id, worker_id) for feed_id, worker_id in decision.assignments]
+    held = [FeedToPlace(feed_id, worker_id=worker_id) for feed_id, worker_id in decision.assignments]
     full = [replace(w, feeds=spread[w.worker_id], load=float(spread[w.worker_id])) for w in fleet]
     joined = [*full, replace(fleet[0], worker_id=UUID(int=1), name="newcomer")]
     took_s, moves = _timed(
@@ -116,16 +116,16 @@ def _fleet(workers: int, *, capacity: int) -> list[EligibleWorker]:
     ]
 
 
-def _equal(feeds: int) -> list[WaitingFeed]:
-    waiting = [WaitingFeed(n) for n in range(feeds)]
+def _equal(feeds: int) -> list[FeedToPlace]:
+    waiting = [FeedToPlace(n) for n in range(feeds)]
     Random(2).shuffle(waiting)
     return waiting
 
 
-def _mixed(feeds: int) -> list[WaitingFeed]:
+def _mixed(feeds: int) -> list[FeedToPlace]:
     rng = Random(3)
     return [
-        WaitingFeed(
+        FeedToPlace(
             n,
             rng.choice(WEIGHTS),
             tenant=f"t{rng.randrange(max(feeds // 100, 1))}",

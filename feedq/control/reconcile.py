@@ -22,7 +22,7 @@ from feedq.core import lease, limits
 from feedq.core.model import Assignment, Lease, Reason
 from feedq.core.placement import placing, rebalancing
 from feedq.core.placement.balanced import weight_of_each
-from feedq.core.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Rules, is_settled
 from feedq.core.placement.fleet_loads import Moves
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log
@@ -253,7 +253,7 @@ def place_waiting_feeds(
         report.more |= report.left_out and bool(report.assignments)
 
 
-def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]:
+def _capped(feeds: Iterable[FeedToPlace], rules: Rules) -> frozenset[str]:
     """Tenants of these feeds of which a worker may have only so many."""
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
@@ -315,7 +315,7 @@ def _choose_moves(
         limit = MOVABLE_PER_PASS
 
 
-def _are_all(running: Iterable[Held], of_each: int) -> bool:
+def _are_all(running: Iterable[FeedToPlace], of_each: int) -> bool:
     """Return whether no worker has so many of these that there may be more."""
     return max(Counter(feed.worker_id for feed in running).values()) < of_each
 

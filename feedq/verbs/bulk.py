@@ -15,7 +15,7 @@ from uuid import UUID
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.model import ChosenFeed, FeedView, Reason, Worker, WorkerState, WorkerView
 from feedq.core.placement import placing
-from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Rules
 from feedq.core.remedies import command
 from feedq.errors import Conflict, FeedqError, Unavailable
 from feedq.settings import Settings
@@ -121,7 +121,7 @@ def _targets(
         ]
         decision = placing.place(
             [
-                WaitingFeed(feed_id, tenant=feed.tenant, selector=feed.selector)
+                FeedToPlace(feed_id, tenant=feed.tenant, selector=feed.selector)
                 for feed_id, feed in group.items()
             ],
             others,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.core.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
-from feedq.core.placement.base import EligibleWorker, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace
 from feedq.telemetry.logs import EventKind
 from tests.asking import events_of, send_heartbeat
 from tests.contract.harness import TTL_S, Harness, progress, spec
@@ -29,7 +29,7 @@ def claim(harness: Harness, feed: Feed, worker: Worker) -> Claim:
     return claimed
 
 
-def waiting(harness: Harness, *, after_s: float = FAILED_S) -> list[WaitingFeed]:
+def waiting(harness: Harness, *, after_s: float = FAILED_S) -> list[FeedToPlace]:
     harness.elapse(after_s)
     with harness.in_a_pass() as p:
         return p.waiting(limit=10)
@@ -150,6 +150,9 @@ def test_once_another_feed_of_a_source_lands_records_on_a_worker_it_is_no_longer
     landed = progress(trial.key, records=1, last_record_ago_s=0.0)
     harness.store.leases.report(first.id, [landed])
     assert [len(one.avoid) for one in waiting(harness, after_s=0)] == [0]
+    with harness.in_a_pass() as p:
+        (held,) = p.movable([second.id], limit=10)
+    assert ([name for name, _ in held.avoid], held.reached) == (["a"], ["a"]), "it has not been there since"
 
 
 def test_an_epoch_older_than_the_failure_says_nothing_for_the_worker(harness: Harness) -> None:

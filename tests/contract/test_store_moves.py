@@ -70,7 +70,7 @@ def test_what_is_on_its_way_counts_where_it_goes_and_no_longer_where_it_is(harne
     assert counts() == [(1, 3.0, {"acme": 1}), (1, 3.0, {"acme": 1})], "let go of and not given yet"
     with harness.in_a_pass() as p:
         (waiting,) = p.waiting(limit=9)
-        assert (waiting.promised_to, waiting.tenant) == (target.id, "acme")
+        assert (waiting.worker_id, waiting.tenant) == (target.id, "acme")
         p.assign([(feeds[0].id, target.id)])
     assert counts() == [(1, 3.0, {"acme": 1}), (1, 3.0, {"acme": 1})]
     lease = harness.lease(feeds[0])

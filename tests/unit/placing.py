@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from feedq.core.model import ANYWHERE, Selector
-from feedq.core.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Rules, Strategy, Transfer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -63,12 +63,12 @@ def matches(worker: EligibleWorker, labels: Mapping[str, str]) -> bool:
 
 
 @st.composite
-def choosy_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
+def choosy_feeds(draw: st.DrawFn) -> list[FeedToPlace]:
     """Feeds of tenants, with selectors, of few different weights."""
     ids = draw(st.lists(st.integers(1, 10_000), unique=True, max_size=60))
     weight = st.sampled_from(draw(st.sampled_from(((1.0,), (1.0, 2.0), (1.0, 3.0, 7.0)))))
     return [
-        WaitingFeed(n, draw(weight), tenant=draw(st.sampled_from(TENANTS)), selector=draw(selectors))
+        FeedToPlace(n, draw(weight), tenant=draw(st.sampled_from(TENANTS)), selector=draw(selectors))
         for n in ids
     ]
 
@@ -95,7 +95,7 @@ class Running:
     """A fleet and what runs on it, of which some on workers that are to have none."""
 
     workers: list[EligibleWorker]
-    held: list[Held]
+    held: list[FeedToPlace]
     rules: Rules
 
     def after(self, transfers: Iterable[Transfer]) -> Running:
@@ -105,7 +105,7 @@ class Running:
         return running(self.workers, held, self.rules)
 
     @property
-    def stranded(self) -> list[Held]:
+    def stranded(self) -> list[FeedToPlace]:
         known = {w.worker_id for w in self.workers}
         return [h for h in self.held if h.worker_id not in known]
 
@@ -113,7 +113,9 @@ class Running:
         return [w.feeds for w in self.workers]
 
 
-def running(workers: Sequence[EligibleWorker], held: Sequence[Held], rules: Rules | None = None) -> Running:
+def running(
+    workers: Sequence[EligibleWorker], held: Sequence[FeedToPlace], rules: Rules | None = None
+) -> Running:
     """The workers' counters are made to say what they hold."""
     counted = []
     for worker in workers:
@@ -128,7 +130,7 @@ def uniform(feeds: Sequence[int], *, capacity: int = 1000, weight: float = 1.0) 
     """Equal workers, each with so many equal feeds."""
     workers = [candidate(n + 1, capacity=capacity) for n in range(len(feeds))]
     held = [
-        Held(1000 * n + i, w.worker_id, weight)
+        FeedToPlace(1000 * n + i, weight, worker_id=w.worker_id)
         for n, (w, count) in enumerate(zip(workers, feeds, strict=True))
         for i in range(count)
     ]
@@ -141,7 +143,7 @@ def running_fleets(draw: st.DrawFn, *, strategy: Strategy = Strategy.BALANCED) -
     weight = draw(st.sampled_from((st.just(1.0), st.just(0.3), st.sampled_from((1.0, 2.0, 5.0)), weights)))
     capacity = draw(st.sampled_from((st.just(12), st.integers(0, 20))))
     workers = []
-    held: list[Held] = []
+    held: list[FeedToPlace] = []
     for number in range(1, draw(st.integers(1, 6)) + 1):
         room = draw(capacity)
         labels = draw(st.sampled_from(LABELS))
@@ -149,10 +151,10 @@ def running_fleets(draw: st.DrawFn, *, strategy: Strategy = Strategy.BALANCED) -
         workers.append(candidate(number, capacity=room, labels=labels, up_s=up_s))
         for _ in range(draw(st.integers(0, room + 1))):
             tenant, selector = draw(st.sampled_from(TENANTS)), draw(selectors)
-            held.append(Held(len(held) + 1, UUID(int=number), draw(weight), tenant, selector))
+            held.append(FeedToPlace(len(held) + 1, draw(weight), tenant, selector, UUID(int=number)))
     for _ in range(draw(st.sampled_from((0, 0, 4)))):
         tenant, selector = draw(st.sampled_from(TENANTS)), draw(selectors)
-        held.append(Held(len(held) + 1, UUID(int=99), draw(weight), tenant, selector))
+        held.append(FeedToPlace(len(held) + 1, draw(weight), tenant, selector, UUID(int=99)))
     rules = Rules(
         strategy=strategy,
         settle_s=SETTLE_S,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feedq.core.model import Reason, Selector
 from feedq.core.placement import fleet_loads
-from feedq.core.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, Transfer, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Placement, Rules, Strategy, Transfer
 from feedq.core.placement.placing import place
 from feedq.core.placement.rebalancing import donors
 from feedq.core.placement.rebalancing import rebalance as rebalance_fleet
@@ -33,7 +33,7 @@ from tests.unit.placing import (
 
 
 def decide(
-    waiting: Sequence[WaitingFeed],
+    waiting: Sequence[FeedToPlace],
     workers: Sequence[EligibleWorker],
     *,
     tenant_caps: dict[str, int] | None = None,
@@ -51,7 +51,7 @@ def held_after(workers: Sequence[EligibleWorker], decision: Placement) -> dict[U
 def test_ties_do_not_favour_any_worker() -> None:
     workers = [candidate(n + 1) for n in range(4)]
     firsts = Counter(
-        decide([WaitingFeed(1)], [candidate(w.worker_id.int + 10 * i) for w in workers]).assignments[0][1].int
+        decide([FeedToPlace(1)], [candidate(w.worker_id.int + 10 * i) for w in workers]).assignments[0][1].int
         - 10 * i
         for i in range(400)
     )
@@ -64,21 +64,21 @@ def test_ties_do_not_favour_any_worker() -> None:
 
 def test_a_fleet_that_starts_cold_places_nothing_until_one_worker_has_settled() -> None:
     young = [candidate(1, up_s=1.9), candidate(2, up_s=0.0)]
-    assert decide([WaitingFeed(1)], young) == Placement((), ((1, Reason.SETTLING),))
+    assert decide([FeedToPlace(1)], young) == Placement((), ((1, Reason.SETTLING),))
     settled = [candidate(1, up_s=2.0), candidate(2, up_s=0.0)]
-    assert len(decide([WaitingFeed(1)], settled).assignments) == 1
+    assert len(decide([FeedToPlace(1)], settled).assignments) == 1
 
 
 # -- labels, tenants, caps ---------------------------------------------------------------------------
 
 
-def in_order(feeds: Sequence[WaitingFeed]) -> list[WaitingFeed]:
+def in_order(feeds: Sequence[FeedToPlace]) -> list[FeedToPlace]:
     return sorted(feeds, key=lambda w: (-w.weight, w.tenant, w.feed_id))
 
 
 @given(choosy_feeds(), fleets(labelled=True), caps)
 def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_only_if_none_is(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int]
+    feeds: list[FeedToPlace], workers: list[EligibleWorker], tenant_caps: dict[str, int]
 ) -> None:
     """The whole promise of `balanced`, feed by feed: labels, caps and capacity are held; preferred workers come
     first; of these the least utilised; of equally utilised ones that with fewest of the tenant's."""
@@ -117,7 +117,7 @@ def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_
 @given(choosy_feeds(), fleets(labelled=True), caps, st.integers())
 def test_the_order_of_the_rows_does_not_matter(
     strategy: Strategy,
-    feeds: list[WaitingFeed],
+    feeds: list[FeedToPlace],
     workers: list[EligibleWorker],
     tenant_caps: dict[str, int],
     seed: int,
@@ -131,7 +131,7 @@ def test_the_order_of_the_rows_does_not_matter(
 
 @given(choosy_feeds(), fleets(labelled=True), caps)
 def test_pools_that_are_dropped_for_their_size_change_nothing(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int]
+    feeds: list[FeedToPlace], workers: list[EligibleWorker], tenant_caps: dict[str, int]
 ) -> None:
     decision = decide(feeds, workers, tenant_caps=tenant_caps)
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_a_match_that_is_full_is_a_lack_of_capacity_and_no_match_another_reason(
     workers = [candidate(1, capacity=1, feeds=1, labels={"zone": "a"}), candidate(2)]
     full, nowhere = Selector(required={"zone": "a"}), Selector(required={"zone": "c"})
     decision = decide(
-        [WaitingFeed(1, selector=full), WaitingFeed(2, selector=nowhere)], workers, strategy=strategy
+        [FeedToPlace(1, selector=full), FeedToPlace(2, selector=nowhere)], workers, strategy=strategy
     )
     assert decision.unplaced == ((1, Reason.NO_CAPACITY), (2, Reason.NO_MATCH))
 
@@ -154,7 +154,7 @@ def test_a_match_that_is_full_is_a_lack_of_capacity_and_no_match_another_reason(
 def test_weights_at_their_ends_are_placed_evenly(weight: float, strategy: Strategy) -> None:
     workers = [candidate(1, capacity=5), candidate(2, capacity=5)]
     after = held_after(
-        workers, decide([WaitingFeed(i, weight) for i in range(10)], workers, strategy=strategy)
+        workers, decide([FeedToPlace(i, weight) for i in range(10)], workers, strategy=strategy)
     )
     assert set(after.values()) == {5}
 
@@ -164,15 +164,13 @@ def test_weights_at_their_ends_are_placed_evenly(weight: float, strategy: Strate
 
 @given(choosy_feeds(), fleets(), st.integers(1, 8))
 def test_a_promised_feed_goes_where_it_was_promised_and_takes_no_room_there(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker], number: int
+    feeds: list[FeedToPlace], workers: list[EligibleWorker], number: int
 ) -> None:
     assume(workers)
     target = workers[number % len(workers)]
     free = [replace(f, selector=Selector()) for f in feeds]
     promised = (
-        replace(free[0], promised_to=target.worker_id)
-        if free
-        else WaitingFeed(1, promised_to=target.worker_id)
+        replace(free[0], worker_id=target.worker_id) if free else FeedToPlace(1, worker_id=target.worker_id)
     )
     others = free[1:]
     decision = decide([promised, *others], workers)
@@ -181,15 +179,15 @@ def test_a_promised_feed_goes_where_it_was_promised_and_takes_no_room_there(
 
 
 def test_what_was_promised_to_a_worker_that_is_no_candidate_is_placed_like_any_other() -> None:
-    feed = WaitingFeed(1, promised_to=UUID(int=9))
+    feed = FeedToPlace(1, worker_id=UUID(int=9))
     assert decide([feed], [candidate(1)]).assignments == ((1, UUID(int=1)),)
     assert decide([feed], []).unplaced == ((1, Reason.NO_CAPACITY),)
 
 
 def test_a_promise_to_a_worker_without_the_required_label_is_void_and_its_room_free_again() -> None:
-    feed = WaitingFeed(1, selector=Selector(required={"zone": "a"}), promised_to=UUID(int=2))
+    feed = FeedToPlace(1, selector=Selector(required={"zone": "a"}), worker_id=UUID(int=2))
     workers = [candidate(1, labels={"zone": "a"}), candidate(2, capacity=1, feeds=1)]
-    decision = decide([feed, WaitingFeed(2), WaitingFeed(3)], workers)
+    decision = decide([feed, FeedToPlace(2), FeedToPlace(3)], workers)
     assert dict(decision.assignments)[1] == UUID(int=1)
     assert UUID(int=2) in [dict(decision.assignments)[n] for n in (2, 3)]
 
@@ -198,7 +196,7 @@ RULES = Rules(strategy=Strategy.RENDEZVOUS)
 
 
 def decide_by_hash(
-    waiting: Sequence[WaitingFeed],
+    waiting: Sequence[FeedToPlace],
     workers: Sequence[EligibleWorker],
 ) -> Placement:
     return place(waiting, workers, now=NOW, rules=RULES)
@@ -209,7 +207,7 @@ def fleet_of(size: int, *, capacity: int = 1000) -> list[EligibleWorker]:
 
 
 def homes(count: int, workers: Sequence[EligibleWorker]) -> dict[int, UUID]:
-    return dict(decide_by_hash([WaitingFeed(i) for i in range(count)], workers).assignments)
+    return dict(decide_by_hash([FeedToPlace(i) for i in range(count)], workers).assignments)
 
 
 @given(count=st.integers(0, 400), size=st.integers(1, 12))
@@ -238,7 +236,7 @@ def test_a_feed_comes_back_to_the_worker_of_the_same_name() -> None:
 
 def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> None:
     workers = [replace(w, labels={"zone": "a"} if n < 3 else {}) for n, w in enumerate(fleet_of(30))]
-    feeds = [WaitingFeed(i, selector=Selector(required={"zone": "a"})) for i in range(300)]
+    feeds = [FeedToPlace(i, selector=Selector(required={"zone": "a"})) for i in range(300)]
     where = dict(decide_by_hash(feeds, workers).assignments)
     alone = homes(300, workers[:3])
     assert sum(where[n] == alone[n] for n in range(300)) > 250
@@ -248,16 +246,16 @@ def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> 
 
 
 def settle(
-    held: Sequence[Held], workers: Sequence[EligibleWorker]
-) -> tuple[tuple[Transfer, ...], list[Held], list[EligibleWorker]]:
+    held: Sequence[FeedToPlace], workers: Sequence[EligibleWorker]
+) -> tuple[tuple[Transfer, ...], list[FeedToPlace], list[EligibleWorker]]:
     fleet = running(workers, held, RULES)
     transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=10**6).transfers()
     after = fleet.after(transfers)
     return transfers, after.held, after.workers
 
 
-def placed(count: int, workers: Sequence[EligibleWorker]) -> list[Held]:
-    return [Held(feed_id, worker_id) for feed_id, worker_id in homes(count, workers).items()]
+def placed(count: int, workers: Sequence[EligibleWorker]) -> list[FeedToPlace]:
+    return [FeedToPlace(feed_id, worker_id=worker_id) for feed_id, worker_id in homes(count, workers).items()]
 
 
 def test_a_newcomer_gets_the_feeds_that_favour_it_and_nobody_else_gets_any() -> None:
@@ -271,7 +269,7 @@ def test_a_newcomer_gets_the_feeds_that_favour_it_and_nobody_else_gets_any() -> 
 
 
 def test_a_worker_above_the_bound_gives_what_is_above_it() -> None:
-    held = [Held(n, UUID(int=1 + (n % 4 if n > 150 else 0))) for n in range(400)]
+    held = [FeedToPlace(n, worker_id=UUID(int=1 + (n % 4 if n > 150 else 0))) for n in range(400)]
     fleet = running(fleet_of(4), held, RULES)
     assert donors(fleet.workers, now=NOW, rules=RULES) == (UUID(int=1),)
     transfers, _, workers = settle(held, fleet_of(4))

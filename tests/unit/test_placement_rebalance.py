@@ -18,11 +18,10 @@ from feedq.core.model import Selector
 from feedq.core.placement.base import (
     Avoided,
     EligibleWorker,
-    Held,
+    FeedToPlace,
     Rules,
     Strategy,
     Transfer,
-    WaitingFeed,
     is_settled,
 )
 from feedq.core.placement.placing import place
@@ -116,7 +115,7 @@ def improving_moves(fleet: Running) -> list[tuple[int, UUID]]:
     """Single moves that the rules would call an improvement; weights are compared exactly."""
     alike = len({h.weight for h in fleet.held}) <= 1
     load = {w.worker_id: Fraction(w.feeds if alike else w.load) for w in fleet.workers}
-    worker = {w.worker_id: w for w in fleet.workers}
+    worker: dict[UUID | None, EligibleWorker] = {w.worker_id: w for w in fleet.workers}
     mean = sum(load.values()) / max(sum(w.capacity for w in fleet.workers), 1)
     # Half a rounding error more than the code allows itself: it adds up floats.
     slack = (
@@ -184,7 +183,14 @@ def test_the_most_useful_moves_come_first_and_from_all_donors_at_once(feeds: lis
 def test_a_feed_that_comes_back_while_it_is_decided_is_not_moved() -> None:
     """On paper 2 goes to the small worker, and back when 3 has left."""
     workers = [candidate(1, capacity=9), candidate(2, capacity=2), candidate(3, capacity=3)]
-    fleet = running(workers, [Held(2, UUID(int=3)), Held(1, UUID(int=1)), Held(3, UUID(int=3))])
+    fleet = running(
+        workers,
+        [
+            FeedToPlace(2, worker_id=UUID(int=3)),
+            FeedToPlace(1, worker_id=UUID(int=1)),
+            FeedToPlace(3, worker_id=UUID(int=3)),
+        ],
+    )
     assert moves_of(fleet) == (Transfer(3, UUID(int=3), UUID(int=1)),)
 
 
@@ -194,7 +200,7 @@ def test_a_feed_that_comes_back_while_it_is_decided_is_not_moved() -> None:
 def weighted(*loads: Sequence[float], band: float = 0.1) -> Running:
     workers = [candidate(n + 1, capacity=10) for n in range(len(loads))]
     held = [
-        Held(100 * n + i, UUID(int=n + 1), weight)
+        FeedToPlace(100 * n + i, weight, worker_id=UUID(int=n + 1))
         for n, own in enumerate(loads)
         for i, weight in enumerate(own)
     ]
@@ -216,7 +222,7 @@ def test_a_worker_is_left_by_all_when_there_is_room_and_else_by_as_many_as_there
     feeds: list[int], leaving: int, capacity: int
 ) -> None:
     fleet = uniform([min(n, capacity) for n in feeds], capacity=capacity)
-    stranded = [Held(10**6 + i, UUID(int=77)) for i in range(leaving)]
+    stranded = [FeedToPlace(10**6 + i, worker_id=UUID(int=77)) for i in range(leaving)]
     fleet = replace(fleet, held=[*stranded, *fleet.held])
     room = sum(w.capacity - w.feeds for w in fleet.workers)
     left = [t for t in moves_of(fleet) if t.source == UUID(int=77)]
@@ -226,10 +232,11 @@ def test_a_worker_is_left_by_all_when_there_is_room_and_else_by_as_many_as_there
 def test_those_that_leave_go_where_place_would_put_them() -> None:
     workers = [candidate(1, feeds=2), candidate(2, feeds=1, labels={"zone": "a"}), candidate(3)]
     held = [
-        Held(n, UUID(int=77), tenant="acme", selector=Selector(preferred={"zone": "a"})) for n in range(4)
+        FeedToPlace(n, worker_id=UUID(int=77), tenant="acme", selector=Selector(preferred={"zone": "a"}))
+        for n in range(4)
     ]
     rules = Rules(settle_s=SETTLE_S, tenant_caps={"acme": 3})
-    as_new = [WaitingFeed(h.feed_id, tenant=h.tenant, selector=h.selector) for h in held]
+    as_new = [FeedToPlace(h.feed_id, tenant=h.tenant, selector=h.selector) for h in held]
     placed = place(as_new, workers, now=NOW, rules=rules)
     moved = rebalance(held, workers, now=NOW, rules=rules, moves=UNLIMITED).transfers()
     assert tuple((t.feed_id, t.target) for t in moved) == placed.assignments
@@ -237,16 +244,18 @@ def test_those_that_leave_go_where_place_would_put_them() -> None:
 
 def test_leaving_comes_before_rebalancing_and_uses_the_limit_up() -> None:
     fleet = uniform([10, 0])
-    fleet = replace(fleet, held=[*fleet.held, *(Held(900 + i, UUID(int=77)) for i in range(3))])
+    fleet = replace(
+        fleet, held=[*fleet.held, *(FeedToPlace(900 + i, worker_id=UUID(int=77)) for i in range(3))]
+    )
     assert {t.source for t in moves_of(fleet, moves=3)} == {UUID(int=77)}
 
 
 def test_rebalancing_makes_room_for_one_that_could_not_leave() -> None:
     workers = [candidate(1, capacity=2, labels={"zone": "a"}), candidate(2, capacity=2)]
     held = [
-        Held(1, UUID(int=77), selector=Selector(required={"zone": "a"})),
-        Held(2, UUID(int=1)),
-        Held(3, UUID(int=1)),
+        FeedToPlace(1, worker_id=UUID(int=77), selector=Selector(required={"zone": "a"})),
+        FeedToPlace(2, worker_id=UUID(int=1)),
+        FeedToPlace(3, worker_id=UUID(int=1)),
     ]
     transfers = moves_of(running(workers, held))
     assert {(t.feed_id, t.target.int) for t in transfers} == {(2, 2), (1, 1)}
@@ -267,7 +276,7 @@ def test_donors_are_those_above_another_by_more_than_one(feeds: list[int], expec
 def test_a_small_worker_that_one_feed_would_fill_hides_no_better_one() -> None:
     workers = [candidate(1, feeds=20), candidate(2, capacity=1), candidate(3, feeds=10)]
     assert donors(workers, now=NOW, rules=Rules()) == (UUID(int=1),)
-    held = [Held(n, UUID(int=1)) for n in range(20)]
+    held = [FeedToPlace(n, worker_id=UUID(int=1)) for n in range(20)]
     moved = rebalance(held, workers, now=NOW, rules=Rules(), moves=UNLIMITED).transfers()
     assert [t.target.int for t in moved] == [3] * 5
 
@@ -318,7 +327,7 @@ names = st.lists(st.sampled_from([f"w{n}" for n in range(1, 10)]), unique=True, 
 
 
 @st.composite
-def troubled_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
+def troubled_feeds(draw: st.DrawFn) -> list[FeedToPlace]:
     return [
         replace(feed, avoid=failed(*draw(names)), sink=draw(st.sampled_from(SINKS)))
         for feed in draw(choosy_feeds())
@@ -343,7 +352,7 @@ def troubled_fleets(draw: st.DrawFn) -> list[EligibleWorker]:
     return draw(troubled_workers(draw(fleets(labelled=True))))
 
 
-def may_have(worker: EligibleWorker, feed: WaitingFeed | Held, workers: Iterable[EligibleWorker]) -> bool:
+def may_have(worker: EligibleWorker, feed: FeedToPlace, workers: Iterable[EligibleWorker]) -> bool:
     """Whether the labels fit and the sink can be written to, or by nobody whose labels fit."""
     fitting = [w for w in workers if matches(w, feed.selector.required)]
     able = [w for w in fitting if feed.sink not in w.sinks_down]
@@ -352,8 +361,8 @@ def may_have(worker: EligibleWorker, feed: WaitingFeed | Held, workers: Iterable
 
 def room_after(
     worker: EligibleWorker,
-    feed: WaitingFeed,
-    queue: Sequence[WaitingFeed],
+    feed: FeedToPlace,
+    queue: Sequence[FeedToPlace],
     got: dict[int, UUID],
     rules: Rules,
 ) -> bool:
@@ -366,7 +375,7 @@ def room_after(
 
 @given(troubled_feeds(), troubled_fleets(), caps, strategies)
 def test_no_feed_is_given_to_a_worker_while_a_better_one_has_room(
-    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int], strategy: Strategy
+    feeds: list[FeedToPlace], workers: list[EligibleWorker], tenant_caps: dict[str, int], strategy: Strategy
 ) -> None:
     rules = Rules(settle_s=SETTLE_S, tenant_caps=tenant_caps, strategy=strategy)
     decision = place(feeds, workers, now=NOW, rules=rules)
@@ -399,14 +408,14 @@ def test_a_feed_that_failed_everywhere_goes_where_it_failed_longest_ago(strategy
     workers = [candidate(n) for n in (1, 2, 3)]
     rules = Rules(strategy=strategy)
     for order in (("w2", "w3", "w1"), ("w3", "w1", "w2"), ("w9", "w1", "w3", "w2")):
-        decision = place([WaitingFeed(7, avoid=failed(*order))], workers, now=NOW, rules=rules)
+        decision = place([FeedToPlace(7, avoid=failed(*order))], workers, now=NOW, rules=rules)
         oldest = next(name for name in order if name != "w9")
         assert decision.assignments == ((7, UUID(int=int(oldest[1:]))),)
 
 
 def test_a_promise_is_not_kept_where_the_sink_is_down() -> None:
     cut_off = replace(candidate(2, feeds=1), sinks_down=frozenset({"reports"}))
-    promised = WaitingFeed(1, sink="reports", promised_to=cut_off.worker_id)
+    promised = FeedToPlace(1, sink="reports", worker_id=cut_off.worker_id)
     decision = place([promised], [candidate(1), cut_off], now=NOW, rules=Rules())
     assert decision.assignments == ((1, UUID(int=1)),)
 
@@ -455,7 +464,7 @@ def test_rebalancing_comes_to_an_end_whatever_feeds_avoid(
 
 def uneven(*, ago_s: float) -> Running:
     """All feeds are on one worker, as they failed on the other."""
-    held = [Held(n, UUID(int=2), avoid=failed("w1", ago_s=ago_s + n)) for n in range(10)]
+    held = [FeedToPlace(n, worker_id=UUID(int=2), avoid=failed("w1", ago_s=ago_s + n)) for n in range(10)]
     return running([candidate(1), candidate(2)], held)
 
 
@@ -490,7 +499,7 @@ def test_after_a_try_that_went_well_the_others_follow_but_for_those_that_failed_
     fleet = uneven(ago_s=AVOID_S + 1)
     held = [replace(feed, reached={"w1"}) for feed in fleet.held if feed.feed_id != 9]
     held[0] = replace(held[0], avoid=failed("w1"))
-    found = moved(running(fleet.workers, [*held, Held(9, UUID(int=1))]))
+    found = moved(running(fleet.workers, [*held, FeedToPlace(9, worker_id=UUID(int=1))]))
     assert len(found) == 4
     assert 0 not in found
 
@@ -499,7 +508,7 @@ def test_too_many_different_sets_of_avoided_workers_cost_moves_and_no_time() -> 
     """Each set has a pool of its own, of which there are only so many."""
     workers = [candidate(n) for n in range(1, 41)]
     held = [
-        Held(n, UUID(int=1), avoid=failed(*sorted({f"w{2 + n % 37}", f"w{3 + n * 7 % 37}"})))
+        FeedToPlace(n, worker_id=UUID(int=1), avoid=failed(*sorted({f"w{2 + n % 37}", f"w{3 + n * 7 % 37}"})))
         for n in range(1000)
     ]
     fleet = running([replace(w, capacity=2000) for w in workers], held)

@@ -401,7 +401,7 @@ $body$;
 -- Where feeds failed, by remote, and whether others have begun to land records there since. With `proven` only failures of
 -- feeds that have landed records elsewhere since: then it is the worker, and not the source. Most of the time no feed has
 -- failed anywhere, and an empty index is all that is read.
-CREATE FUNCTION feedq_1.experiences(proven boolean) RETURNS json LANGUAGE plpgsql AS $body$
+CREATE FUNCTION feedq_1.experiences(proven boolean) RETURNS jsonb LANGUAGE plpgsql AS $body$
 DECLARE
     failed jsonb;
     landed jsonb;
@@ -429,9 +429,28 @@ BEGIN
             GROUP BY 1, 2
         ) latest GROUP BY remote
     ) by_remote;
-    RETURN (SELECT json_object_agg(key, json_build_object('failed', value, 'landed', coalesce(landed -> key, '{}')))
+    RETURN (SELECT jsonb_object_agg(key, jsonb_build_object('failed', value, 'landed', landed -> key))
         FROM jsonb_each(failed));
 END $body$;
+
+-- The workers that a feed avoids, each with the time of the failure, the latest last: those on which it failed itself
+-- (`own`), and those on which others of its remote did and none has landed records since (`met`, of `experiences`).
+CREATE FUNCTION feedq_1.avoided(own jsonb, met jsonb) RETURNS json LANGUAGE sql STABLE AS $body$
+    SELECT coalesce(json_agg(json_build_array(worker, at) ORDER BY at, worker), '[]') FROM (
+        SELECT worker, max(at) AS at FROM (
+            SELECT key AS worker, to_timestamp(value::float8) AS at FROM jsonb_each_text(own)
+            UNION ALL
+            SELECT key, value::timestamptz FROM jsonb_each_text(met -> 'failed')
+            WHERE coalesce((met #>> ARRAY['landed', key])::timestamptz <= value::timestamptz, true)
+        ) failed GROUP BY worker
+    ) latest
+$body$;
+
+-- The workers on which a feed failed itself, and another of its remote has begun to land records since.
+CREATE FUNCTION feedq_1.reached(own jsonb, met jsonb) RETURNS text[] LANGUAGE sql STABLE AS $body$
+    SELECT ARRAY(SELECT key FROM jsonb_each_text(own)
+        WHERE (met #>> ARRAY['landed', key])::timestamptz > to_timestamp(value::float8))
+$body$;
 
 -- Promises feeds that are held for the successor of a worker to it once it is there, as far as it has room; those for
 -- which it has none may go anywhere. Nothing else is read when no feed is held, which is nearly always.
@@ -457,8 +476,7 @@ BEGIN
 END $body$;
 
 -- Feeds to place now, and after which of those without a place the next pass is to go on: when there are more than `most`
--- it begins where this one ends, so that feeds without a place keep no others from theirs. And what is `known` of workers
--- on which feeds failed that have landed records elsewhere since.
+-- it begins where this one ends, so that feeds without a place keep no others from theirs.
 CREATE FUNCTION feedq_1.waiting(most int, after bigint, measured float8) RETURNS json
 LANGUAGE plpgsql AS $body$
 DECLARE
@@ -467,6 +485,7 @@ DECLARE
     ids bigint[];
     without_place bigint[];
     room int;
+    known jsonb;
     found json;
 BEGIN
     PERFORM feedq_1.promise_to_successors();
@@ -495,9 +514,12 @@ BEGIN
         ids := ids || without_place;
     END IF;
     IF cardinality(ids) > 0 THEN
+        known := feedq_1.experiences(proven => true);
         SELECT json_agg(json_build_object(
-            'feed_id', l.feed_id, 'reason', l.reason, 'promised_to', l.promised_to, 'tenant', f.tenant,
-            'selector', f.selector, 'avoid', l.avoid, 'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
+            'feed_id', l.feed_id, 'reason', l.reason, 'worker_id', l.promised_to, 'tenant', f.tenant,
+            'selector', f.selector, 'sink', feedq_1.sink(f),
+            'avoid', CASE WHEN l.avoid = '{}' AND known = '{}' THEN '[]'
+                ELSE feedq_1.avoided(l.avoid, known -> feedq_1.remote(f)) END,
             'weight', feedq_1.effective_weight(f, p, measured, means)) ORDER BY l.feed_id)
         INTO found FROM feedq.lease l
         JOIN feedq.feed f ON f.id = l.feed_id JOIN feedq.progress p ON p.feed_id = l.feed_id
@@ -507,8 +529,7 @@ BEGIN
                 SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
                 WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL AND removed.name = f.name);
     END IF;
-    RETURN json_build_object('feeds', coalesce(found, '[]'), 'after', after,
-        'known', CASE WHEN found IS NULL THEN '{}' ELSE feedq_1.experiences(proven => true) END);
+    RETURN json_build_array(coalesce(found, '[]'), after);
 END $body$;
 
 -- idle -> assigned, under the next epoch. Of each feed that was given: the message for its worker. The worker may hear
@@ -659,17 +680,18 @@ BEGIN
                 AND w.suspected_at IS NULL AND h.feeds > 0));
 END $body$;
 
--- Running feeds of these workers, of each worker the ones that have run there longest, and at most so many. And what is
--- `known` of workers on which feeds failed.
+-- Running feeds of these workers, of each worker the ones that have run there longest, and at most so many.
 CREATE FUNCTION feedq_1.movable(owners uuid[], most int, measured float8) RETURNS json
 LANGUAGE plpgsql AS $body$
 DECLARE
     means constant float8[] := feedq_1.means(measured);
+    known constant jsonb := feedq_1.experiences(proven => false);
     found json;
 BEGIN
     SELECT json_agg(json_build_object(
-        'feed_id', f.id, 'worker_id', held.worker_id, 'tenant', f.tenant, 'selector', f.selector, 'avoid', l.avoid,
-        'sink', feedq_1.sink(f), 'remote', feedq_1.remote(f),
+        'feed_id', f.id, 'worker_id', held.worker_id, 'tenant', f.tenant, 'selector', f.selector, 'sink', feedq_1.sink(f),
+        'avoid', CASE WHEN known = '{}' THEN '[]' ELSE feedq_1.avoided(l.avoid, known -> feedq_1.remote(f)) END,
+        'reached', CASE WHEN l.avoid = '{}' THEN '{}' ELSE feedq_1.reached(l.avoid, known -> feedq_1.remote(f)) END,
         'weight', feedq_1.effective_weight(f, p, measured, means)) ORDER BY held.running_since, f.id)
     INTO found
     FROM unnest(owners) AS source (id) CROSS JOIN LATERAL (
@@ -679,8 +701,7 @@ BEGIN
     JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
     JOIN feedq.progress p ON p.feed_id = held.feed_id
     WHERE f.removed_at IS NULL AND f.target_state = 'running';
-    RETURN json_build_object('feeds', coalesce(found, '[]'),
-        'known', CASE WHEN found IS NULL THEN '{}' ELSE feedq_1.experiences(proven => false) END);
+    RETURN coalesce(found, '[]');
 END $body$;
 
 -- The sweep -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from feedq.control.store.database import Aggregate, Connection, Rows, in_statement, in_transaction
-from feedq.control.store.feed_rows import STATUS_VIEW, read_feeds, read_views, selector_from
+from feedq.control.store.feed_rows import STATUS_VIEW, read_documents, read_feeds, read_views
 from feedq.core.model import ChosenFeed, Concern, Feed, FeedView, Reason, Status
 from feedq.core.selection import FAILING, Selection, SelectionOrder, like
 
@@ -261,13 +261,12 @@ class FeedListing(Aggregate):
         """Return the chosen feeds, by name, as far as it takes to act on them."""
         chosen, given = _chosen(selection)
         sql = f"""
-            SELECT id, name, tenant, generation, selector, worker FROM {chosen} v
-            ORDER BY name, id LIMIT %(limit)s
+            SELECT CAST(row_to_json(found) AS text) FROM (
+                SELECT id, name, tenant, generation, selector, worker FROM {chosen} v
+                ORDER BY name, id LIMIT %(limit)s
+            ) found
         """
-        return [
-            ChosenFeed(row.id, row.name, row.tenant, row.generation, selector_from(row.selector), row.worker)
-            for row in c.execute(sql, given | {"limit": limit})
-        ]
+        return read_documents(c.execute(sql, given | {"limit": limit}), ChosenFeed)
 
     @in_transaction
     def survey(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from feedq.control.store.database import Connection, Rows
 from feedq.control.store.protocol import read
 from feedq.core.expectations import unmet_said
 from feedq.core.model import (
-    ANYWHERE,
     Feed,
     FeedSpec,
     FeedView,
@@ -29,10 +28,6 @@ SPEC_COLUMNS = tuple(key for key in FeedSpec.model_fields if key != "resume")
 STATUS_VIEW = "feedq_1.feed_status"
 
 
-def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
-    return Selector.of(stored) if stored else ANYWHERE
-
-
 def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
     """Writes a selector as its column holds it, without parts that say nothing."""
     return {name: dict(part) for name, part in selector if part}
@@ -43,12 +38,6 @@ def declared_columns(spec: FeedSpec) -> dict[str, Any]:
     values = {column: getattr(spec, column) for column in SPEC_COLUMNS}
     target = spec.target_state or TargetState.RUNNING
     return {**values, "selector": stored_selector(spec.selector), "target_state": target}
-
-
-def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetime], ...]:
-    """The workers on which a feed failed, by name, each with the time; the latest last."""
-    failed = sorted((stored or {}).items(), key=lambda one: one[1])
-    return tuple((name, datetime.fromtimestamp(at, UTC)) for name, at in failed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -32,24 +31,13 @@ import msgspec
 
 from feedq.control.store import history
 from feedq.control.store.database import Connection, Database
-from feedq.control.store.feed_rows import (
-    avoided_from,
-    selector_from,
-)
 from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
 from feedq.control.store.worker_session import wake_reconcile
 from feedq.core import limits
 from feedq.core.lease import CLEARED_BY_EDIT, Edit, OutageGrace
 from feedq.core.model import Assignment, Feed, Lease, Reason, Worker
-from feedq.core.placement.base import (
-    NO_EXPERIENCE,
-    EligibleWorker,
-    Experience,
-    Held,
-    Transfer,
-    WaitingFeed,
-)
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Transfer
 
 OVERDUE_PER_PASS = 10_000
 """Bounds a pass after an outage of the broker; the rest is for the next."""
@@ -116,54 +104,6 @@ class Moving(msgspec.Struct, frozen=True):
     """Workers that are to hand over all they have, with how many feeds that still are."""
     candidates: Sequence[EligibleWorker]
     """Workers that may be given feeds."""
-
-
-class FeedToPlace(msgspec.Struct, frozen=True):
-    """What decides about the place of a feed, as the functions of the protocol answer it."""
-
-    feed_id: int
-    weight: float
-    tenant: str
-    selector: Mapping[str, Mapping[str, str]]
-    avoid: Mapping[str, float]
-    sink: str
-    remote: str
-
-
-class FeedThatWaits(FeedToPlace, frozen=True):
-    """A feed without a place."""
-
-    reason: Reason
-    promised_to: UUID | None
-
-
-class WaitingNow(msgspec.Struct, frozen=True):
-    """Feeds to place now, and after which of those without a place the next pass goes on."""
-
-    feeds: Sequence[FeedThatWaits]
-    after: int
-    known: Mapping[str, Experience]
-    """On which workers feeds failed that have landed records elsewhere since, by remote."""
-
-
-class Because(msgspec.Struct, frozen=True):
-    """Why a feed is idle."""
-
-    feed_id: int
-    reason: Reason
-
-
-class FeedThatRuns(FeedToPlace, frozen=True):
-    """A feed that may be moved."""
-
-    worker_id: UUID
-
-
-class Movable(msgspec.Struct, frozen=True):
-    """Feeds that may be moved, and what is known of workers on which feeds failed, by remote."""
-
-    feeds: Sequence[FeedThatRuns]
-    known: Mapping[str, Experience]
 
 
 class Fleet:
@@ -247,31 +187,12 @@ class ReconcilePass:
 
     # -- placement -----------------------------------------------------------------------------------
 
-    def waiting(self, *, limit: int) -> list[WaitingFeed]:
+    def waiting(self, *, limit: int) -> list[FeedToPlace]:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
         that feeds without a place keep no others from theirs."""
-        found = call(
-            self._c,
-            "waiting",
-            WaitingNow,
-            most=limit,
-            after=self.state.waiting_after,
-            measured=self._measured,
-        )
-        self.state.waiting_after = found.after
-        return [
-            WaitingFeed(
-                one.feed_id,
-                one.weight,
-                one.reason,
-                one.tenant,
-                selector_from(one.selector),
-                one.promised_to,
-                found.known.get(one.remote, NO_EXPERIENCE).avoided(avoided_from(one.avoid)),
-                one.sink,
-            )
-            for one in found.feeds
-        ]
+        given = {"most": limit, "after": self.state.waiting_after, "measured": self._measured}
+        feeds, self.state.waiting_after = call(self._c, "waiting", tuple[list[FeedToPlace], int], **given)
+        return feeds
 
     def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
@@ -293,7 +214,8 @@ class ReconcilePass:
         """Write why feeds are idle, where that changed."""
         if not reasons:
             return
-        call(self._c, "explain", int, reasons=document([Because(*one) for one in reasons]))
+        given = [{"feed_id": feed_id, "reason": reason} for feed_id, reason in reasons]
+        call(self._c, "explain", int, reasons=document(given))
 
     # -- moves ---------------------------------------------------------------------------------------
 
@@ -301,24 +223,14 @@ class ReconcilePass:
         """What is on its way already; of what was asked to move, what was so within this time."""
         return call(self._c, "moving", Moving, within_s=within_s)
 
-    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[FeedToPlace]:
         """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
         in all, an equal part of each worker."""
         if not worker_ids:
             return []
         share = max(1, limit // len(worker_ids))
         given = {"owners": list(worker_ids), "most": share, "measured": self._measured}
-        found = call(self._c, "movable", Movable, **given)
-        held = []
-        for one in found.feeds:
-            feed = Held(
-                one.feed_id, one.worker_id, one.weight, one.tenant, selector_from(one.selector), sink=one.sink
-            )
-            if one.avoid or one.remote in found.known:
-                own, others = avoided_from(one.avoid), found.known.get(one.remote, NO_EXPERIENCE)
-                feed = replace(feed, avoid=others.avoided(own), reached=others.reached(own))
-            held.append(feed)
-        return held
+        return call(self._c, "movable", list[FeedToPlace], **given)
 
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
         """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were

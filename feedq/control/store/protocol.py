@@ -17,7 +17,7 @@ import msgspec
 
 from feedq.control.store.database import Connection
 from feedq.core.json_texts import same_number
-from feedq.core.model import FeedSpec, Process, TargetState
+from feedq.core.model import ANYWHERE, FeedSpec, Process, Selector, TargetState
 from feedq.core.schedule.spec import ScheduleSpec
 from feedq.core.values import Entry
 
@@ -117,6 +117,8 @@ def _stored(kind: type, given: Any) -> Any:
     """Read a declaration as it is stored, which was checked when it was declared."""
     if kind is ScheduleSpec:
         return job_from(given)
+    if kind is Selector:
+        return Selector.of(given) if given else ANYWHERE
     if kind is not FeedSpec:
         raise NotImplementedError(kind)
     # JSON tells no 2.0 from a 2.

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from math import inf, isclose
 from typing import TypeAlias
 
-from feedq.core.placement.base import EligibleWorker, Rules, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Rules
 from feedq.core.placement.fleet_loads import Choice, FleetLoads, Moves, Pool, Slot, open_tiers
 
 ROUNDING = 1e-9
@@ -45,7 +45,7 @@ class Balanced:
         self._touched: dict[int, Pool] = {}
         """The pools in which workers that have feeds of the tenant stand apart."""
 
-    def choose(self, feed: WaitingFeed, choice: Choice, avoided: int = 0) -> Slot | None:
+    def choose(self, feed: FeedToPlace, choice: Choice, avoided: int = 0) -> Slot | None:
         """Choose a worker, none of those ``avoided``, of the first tier that has room for the feed."""
         for mask in choice.tiers:
             slot = self.least(feed, mask, avoided)
@@ -53,7 +53,7 @@ class Balanced:
                 return slot
         return None
 
-    def least(self, feed: WaitingFeed, mask: int, avoided: int = 0) -> Slot | None:
+    def least(self, feed: FeedToPlace, mask: int, avoided: int = 0) -> Slot | None:
         """Find the least utilised worker of one tier that has room for the feed and that it does not avoid."""
         pool = self._fleet.pool(mask)
         if feed.tenant != self._tenant:

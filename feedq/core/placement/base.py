@@ -57,33 +57,21 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingFeed:
-    """A feed that may start and has no owner."""
+class FeedToPlace:
+    """A feed that may start and has no owner; or one that runs and may be moved."""
 
     feed_id: int
     weight: float = 1.0
+    tenant: str = ""
+    selector: Selector = ANYWHERE
+    worker_id: UUID | None = None
+    """The worker that counts it already. A running feed is there. One that waits was moved there, or that is the
+    successor of the one that held it: it goes there, unless that worker is no candidate any more or lacks a
+    required label; then it is placed like any other."""
+    avoid: Avoided = ()
+    sink: str = ""
     reason: Reason | None = None
     """Why it waits, as last written to its lease."""
-    tenant: str = ""
-    selector: Selector = ANYWHERE
-    promised_to: UUID | None = None
-    """The worker that it was moved to, or that is the successor of the one that held it. It goes there, unless
-    that worker is no candidate any more or lacks a required label: then it is placed like any other."""
-    avoid: Avoided = ()
-    sink: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A running feed that may be moved."""
-
-    feed_id: int
-    worker_id: UUID
-    weight: float = 1.0
-    tenant: str = ""
-    selector: Selector = ANYWHERE
-    avoid: Avoided = ()
-    sink: str = ""
     reached: Collection[str] = ()
     """The workers, of those that it avoids, on which another feed of its remote has begun to land records
     since."""
@@ -130,33 +118,6 @@ class Transfer:
     feed_id: int
     source: UUID
     target: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class Experience:
-    """The experience of feeds of one remote: what they have met with on which workers, by name. Mostly there is
-    nothing to tell."""
-
-    failed: Mapping[str, datetime] = field(default_factory=dict)
-    """When the latest of them failed there."""
-    landed: Mapping[str, datetime] = field(default_factory=dict)
-    """When the latest stream began there that did land records."""
-
-    def avoided(self, own: Avoided) -> Avoided:
-        """List where a feed failed itself, and where others of its remote did and none has landed records
-        since."""
-        latest = dict(own)
-        for name, at in self.failed.items():
-            if name not in self.landed or self.landed[name] <= at:
-                latest[name] = max(at, latest.get(name, at))
-        return tuple(sorted(latest.items(), key=lambda one: one[1]))
-
-    def reached(self, own: Avoided) -> frozenset[str]:
-        """List where the feed failed itself, and another has begun to land records since."""
-        return frozenset(name for name, at in own if name in self.landed and self.landed[name] > at)
-
-
-NO_EXPERIENCE = Experience()
 
 
 def is_settled(worker: EligibleWorker, *, now: datetime, settle_s: float) -> bool:

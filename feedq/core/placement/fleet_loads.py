@@ -22,7 +22,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.core.model import ANYWHERE, Selector
-from feedq.core.placement.base import Avoided, EligibleWorker, Held, Transfer, WaitingFeed, is_settled
+from feedq.core.placement.base import Avoided, EligibleWorker, FeedToPlace, Transfer, is_settled
 
 POOL_ENTRIES_MAX = 4_000_000
 """Entries of all pools together, about 8 bytes each: beyond it they are dropped and made anew when asked for."""
@@ -255,14 +255,14 @@ class FleetLoads:
             found = self._choices[key] = self._in_order(Choice(tiers, matched=bool(required)))
         return found
 
-    def choice_of(self, feed: WaitingFeed | Held) -> Choice:
+    def choice_of(self, feed: FeedToPlace) -> Choice:
         """Say where a feed may go, by labels and sink: if some of the workers can write to that, only these."""
         choice = self.choice(feed.selector)
         if feed.sink in self.without:
             return self._narrow(choice, self.without[feed.sink]) or choice
         return choice
 
-    def stay_of(self, feed: Held) -> Choice:
+    def stay_of(self, feed: FeedToPlace) -> Choice:
         """Say where a running feed may be moved: not to workers on which it failed."""
         if not (feed.avoid or self.without):
             return self.choice(feed.selector)
@@ -355,7 +355,7 @@ class Moves:
     def __init__(
         self,
         fleet: FleetLoads,
-        held: Iterable[Held],
+        held: Iterable[FeedToPlace],
         *,
         limit: int,
         under_way: Mapping[UUID, int],
@@ -366,9 +366,9 @@ class Moves:
         self.fleet = fleet
         self.made = 0
         """Steps, those of a feed that moved twice included."""
-        self.running: list[dict[int, Held]] = [{} for _ in fleet.slots]
+        self.running: list[dict[int, FeedToPlace]] = [{} for _ in fleet.slots]
         """By index of worker: its feeds, by their position in ``held``."""
-        self.stranded: dict[int, tuple[int, Held]] = {}
+        self.stranded: dict[int, tuple[int, FeedToPlace]] = {}
         """Feeds that have to leave their worker, by id, with their position."""
         self._limit = limit
         self._together = together
@@ -377,7 +377,7 @@ class Moves:
         # By number: Python computes the hash of a UUID by itself, and there may be ten thousands of feeds.
         slots = {slot.worker_id.int: slot for slot in fleet.slots}
         for position, feed in enumerate(held):
-            slot = slots.get(feed.worker_id.int)
+            slot = None if feed.worker_id is None else slots.get(feed.worker_id.int)
             if slot is None:
                 self.stranded[feed.feed_id] = position, feed
             else:
@@ -391,7 +391,7 @@ class Moves:
     def transfers(self) -> tuple[Transfer, ...]:
         return tuple(self._transfers.values())
 
-    def move(self, position: int, source: Slot, target: Slot) -> Held:
+    def move(self, position: int, source: Slot, target: Slot) -> FeedToPlace:
         """Move a feed from one worker to another."""
         feed = self.running[source.index].pop(position)
         self.fleet.give(source, feed.weight, feed.tenant)
@@ -404,7 +404,7 @@ class Moves:
         position, feed = self.stranded.pop(feed_id)
         self._arrive(position, feed, target)
 
-    def _arrive(self, position: int, feed: Held, target: Slot) -> None:
+    def _arrive(self, position: int, feed: FeedToPlace, target: Slot) -> None:
         self.made += 1
         self.running[target.index][position] = feed
         self._coming[target.worker_id] += 1
@@ -412,7 +412,7 @@ class Moves:
             self._limit = len(self._transfers)
         elif target.worker_id == feed.worker_id:
             del self._transfers[feed.feed_id]
-        else:
+        elif feed.worker_id is not None:
             self._transfers[feed.feed_id] = Transfer(feed.feed_id, feed.worker_id, target.worker_id)
 
 

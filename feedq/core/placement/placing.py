@@ -19,13 +19,13 @@ from uuid import UUID
 
 from feedq.core.model import Reason
 from feedq.core.placement.balanced import Balanced
-from feedq.core.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, is_settled
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Placement, Rules, Strategy, is_settled
 from feedq.core.placement.fleet_loads import Choice, FleetLoads, Slot
 from feedq.core.placement.rendezvous import Rendezvous
 
 
 def place(
-    waiting: Iterable[WaitingFeed], workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules
+    waiting: Iterable[FeedToPlace], workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules
 ) -> Placement:
     """Assign every waiting feed that fits.
 
@@ -51,7 +51,7 @@ def is_cold(workers: Sequence[EligibleWorker], *, now: datetime, settle_s: float
     return not any(is_settled(w, now=now, settle_s=settle_s) for w in workers)
 
 
-def in_order(waiting: Iterable[WaitingFeed]) -> list[WaitingFeed]:
+def in_order(waiting: Iterable[FeedToPlace]) -> list[FeedToPlace]:
     """The heaviest first; of equal weight a tenant's one after the other: they fall on different workers."""
     # Three stable sorts by plain values take half the time of one by tuples.
     queue = sorted(waiting, key=attrgetter("feed_id"))
@@ -61,8 +61,8 @@ def in_order(waiting: Iterable[WaitingFeed]) -> list[WaitingFeed]:
 
 
 def assign(
-    queue: Sequence[WaitingFeed], fleet: FleetLoads, rules: Rules
-) -> Iterator[tuple[WaitingFeed, Slot | None]]:
+    queue: Sequence[FeedToPlace], fleet: FleetLoads, rules: Rules
+) -> Iterator[tuple[FeedToPlace, Slot | None]]:
     """Fill the fleet up with these feeds, in this order, as far as it is asked to: who took each, or None."""
     by_hash = rules.strategy is Strategy.RENDEZVOUS
     choose = Rendezvous(fleet, rules, queue).choose if by_hash else Balanced(fleet, rules).choose
@@ -79,7 +79,7 @@ def assign(
         yield feed, slot
 
 
-def _longest_ago(feed: WaitingFeed, choice: Choice, fleet: FleetLoads, rules: Rules) -> Slot | None:
+def _longest_ago(feed: FeedToPlace, choice: Choice, fleet: FleetLoads, rules: Rules) -> Slot | None:
     """Finds, of the workers on which a feed failed and that have room, the one on which it did so longest ago."""
     cap = rules.cap_of(feed.tenant)
     held = fleet.held(feed.tenant) if cap is not None else {}
@@ -91,23 +91,23 @@ def _longest_ago(feed: WaitingFeed, choice: Choice, fleet: FleetLoads, rules: Ru
     return None
 
 
-def _why_not(feed: WaitingFeed, fleet: FleetLoads) -> Reason:
+def _why_not(feed: FeedToPlace, fleet: FleetLoads) -> Reason:
     has_match = fleet.choice(feed.selector).matched or not fleet.slots
     return Reason.NO_CAPACITY if has_match else Reason.NO_MATCH
 
 
 def _place_promised(
-    queue: Sequence[WaitingFeed], fleet: FleetLoads
-) -> tuple[list[tuple[int, UUID]], list[WaitingFeed]]:
+    queue: Sequence[FeedToPlace], fleet: FleetLoads
+) -> tuple[list[tuple[int, UUID]], list[FeedToPlace]]:
     """A promise is counted with its worker already, so it needs no room there and takes none.
 
     A worker that lacks a required label, as the feed was edited or the worker came back with others, is left out;
     so is one that cannot write to its sink while another can.
     """
     kept: list[tuple[int, UUID]] = []
-    rest: list[WaitingFeed] = []
+    rest: list[FeedToPlace] = []
     for feed in queue:
-        slot = fleet.by_id.get(feed.promised_to) if feed.promised_to is not None else None
+        slot = fleet.by_id.get(feed.worker_id) if feed.worker_id is not None else None
         if slot is None:
             rest.append(feed)
         elif any(mask >> slot.index & 1 for mask in fleet.choice_of(feed).tiers):

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from feedq.core.placement.balanced import BalancedRebalancer, balanced_donors
-from feedq.core.placement.base import EligibleWorker, Held, Rules, Strategy, WaitingFeed
+from feedq.core.placement.base import EligibleWorker, FeedToPlace, Rules, Strategy
 from feedq.core.placement.fleet_loads import FleetLoads, Moves
 from feedq.core.placement.placing import assign, in_order
 from feedq.core.placement.rendezvous import rebalance_rendezvous, rendezvous_donors
@@ -28,7 +28,7 @@ NOTHING: Mapping[UUID, int] = MappingProxyType({})
 
 
 def rebalance(
-    held: Iterable[Held],
+    held: Iterable[FeedToPlace],
     workers: Sequence[EligibleWorker],
     *,
     now: datetime,
@@ -72,8 +72,8 @@ def donors(workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules) ->
 
 
 def _with_one_try(
-    held: list[Held], fleet: FleetLoads, *, now: datetime, rules: Rules, busy: Collection[UUID]
-) -> list[Held]:
+    held: list[FeedToPlace], fleet: FleetLoads, *, now: datetime, rules: Rules, busy: Collection[UUID]
+) -> list[FeedToPlace]:
     """Picks one feed for each worker that feeds avoid and on which none has failed for long: it may be moved
     there. The others may once one of their remote has landed records there. Most feeds avoid nobody."""
     failed: dict[UUID, list[tuple[datetime, int]]] = {}
@@ -96,17 +96,7 @@ def _with_one_try(
 
 
 def _move_off(made: Moves, rules: Rules) -> None:
-    queue = in_order(
-        WaitingFeed(
-            feed.feed_id,
-            feed.weight,
-            tenant=feed.tenant,
-            selector=feed.selector,
-            avoid=feed.avoid,
-            sink=feed.sink,
-        )
-        for _, feed in made.stranded.values()
-    )
+    queue = in_order(feed for _, feed in made.stranded.values())
     for feed, slot in assign(queue, made.fleet, rules):
         if slot is not None:
             made.evacuate(feed.feed_id, slot)

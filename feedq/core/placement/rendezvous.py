@@ -19,7 +19,7 @@ from hashlib import blake2b
 from math import inf, log2
 
 from feedq.core.placement.balanced import Balanced
-from feedq.core.placement.base import Held, Rules, WaitingFeed
+from feedq.core.placement.base import FeedToPlace, Rules
 from feedq.core.placement.fleet_loads import Choice, FleetLoads, Moves, Slot, open_tiers
 
 EXCESS = 0.25
@@ -39,7 +39,7 @@ BITS = 32
 class Rendezvous:
     """Chooses a worker for one feed after the other."""
 
-    def __init__(self, fleet: FleetLoads, rules: Rules, queue: Sequence[WaitingFeed] = ()) -> None:
+    def __init__(self, fleet: FleetLoads, rules: Rules, queue: Sequence[FeedToPlace] = ()) -> None:
         """``queue`` are all feeds that are about to be placed: the bound is what it will be with them."""
         self._fleet = fleet
         self._rules = rules
@@ -60,7 +60,7 @@ class Rendezvous:
             load = sum(slot.load for slot in slots) + coming
             self._means[mask] = max(self.mean, load / max(sum(slot.capacity for slot in slots), 1))
 
-    def choose(self, feed: WaitingFeed, choice: Choice, avoided: int = 0) -> Slot | None:
+    def choose(self, feed: FeedToPlace, choice: Choice, avoided: int = 0) -> Slot | None:
         """Choose a worker, none of those ``avoided``, of the first tier that has room for the feed."""
         for mask in choice.tiers:
             slot = self.favoured(feed, mask & ~avoided, mean=self._means.get(mask))
@@ -70,7 +70,7 @@ class Rendezvous:
         return None
 
     def favoured(
-        self, feed: WaitingFeed | Held, mask: int, *, mean: float | None = None, owner: Slot | None = None
+        self, feed: FeedToPlace, mask: int, *, mean: float | None = None, owner: Slot | None = None
     ) -> Slot | None:
         """Find the worker with the best score, of its owner and those that the feed leaves within the bound."""
         digest = blake2b(feed.feed_id.to_bytes(8, "big", signed=True), digest_size=4).digest()
@@ -84,7 +84,7 @@ class Rendezvous:
                     best, lowest = slot, score
         return best
 
-    def _accepts(self, slot: Slot, feed: WaitingFeed | Held, mean: float | None) -> bool:
+    def _accepts(self, slot: Slot, feed: FeedToPlace, mean: float | None) -> bool:
         if slot.key is None or slot.load + feed.weight > self._limit(mean) * slot.capacity + self.feed:
             return False
         cap = self._rules.cap_of(feed.tenant)
