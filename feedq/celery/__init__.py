@@ -15,7 +15,7 @@ import click
 
 OTHER_COMMANDS = ("flower", "amqp")
 LIBRARIES_OF_OTHERS = frozenset(
-    {"flower", "tornado", "click_repl", "prompt_toolkit", "wcwidth", "xml", "humanize", "pytz"}
+    {"flower", "tornado", "click_repl", "prompt_toolkit", "wcwidth", "xml", "humanize", "pytz", "pygments"}
 )
 
 
@@ -41,8 +41,9 @@ def running_command() -> str | None:
 def _forget_other_commands() -> None:
     """Give back the ten megabytes that ``celery`` takes for commands which are not running.
 
-    It loads Flower's in every process (``with_plugins`` in `celery.bin.celery`), and a library for terminals
-    (`click_repl`) for ``celery amqp``. Called before anything else is imported, which then takes the place.
+    It loads Flower's in every process (``with_plugins`` in `celery.bin.celery`), a library for terminals
+    (`click_repl`) for ``celery amqp``, and one that colors the answers of others (`celery.bin.base`). Called
+    before anything else is imported, which then takes the place.
     """
     root = click.get_current_context().find_root().command
     module = sys.modules.get("celery.bin.celery")
@@ -51,6 +52,8 @@ def _forget_other_commands() -> None:
     for command in OTHER_COMMANDS:
         root.commands.pop(command, None)
     vars(module).pop("amqp", None)
+    for name in ("highlight", "PythonLexer", "LEXER", "Terminal256Formatter", "FORMATTER"):
+        vars(sys.modules["celery.bin.base"]).pop(name, None)
     loaded = list(sys.modules)
     # What came before Celery's command was imported by somebody else.
     for name in loaded[loaded.index("celery.bin") :]:
