@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,25 @@ def test_each_end_of_every_session_gives_up_a_silent_other_end_within_seconds(
             schedules=[{"name": "ends/job", **job}],
         )
         cluster.feedq("schedule", "trigger", "ends/job")
+        found: dict[tuple[str, str], dict[str, int]] = {}
+        wanted = {(kind, whose) for kind in KINDS for whose in ("server", "client")}
+
+        def look(command: int) -> bool:
+            """Sessions come and go: not all kinds are there at the same moment."""
+            for row in cluster.sql(SESSIONS):
+                for whose, pids in (("server", [row["pid"]]), ("client", [beat.pid, worker.pid, command])):
+                    for pid in pids:
+                        for connection in connections_of(pid, row["client_port"]):
+                            with suppress(OSError):  # it has ended meanwhile
+                                found[row["kind"], whose] = options_of(pid, connection.fd)
+            return found.keys() >= wanted
+
         with waiting_command(cluster) as command:
             wait_until(
-                lambda: {row["kind"] for row in cluster.sql(SESSIONS)} >= KINDS,
+                partial(look, command),
                 limit_s=LIMIT_S,
-                what=lambda: f"sessions of each kind: {cluster.sql(SESSIONS)}",
+                what=lambda: f"sessions of each kind, and not {wanted - found.keys()}",
             )
-            found = {
-                (row["kind"], whose): options_of(pid, connection.fd)
-                for row in cluster.sql(SESSIONS)
-                for whose, pids in (("server", [row["pid"]]), ("client", [beat.pid, worker.pid, command]))
-                for pid in pids
-                for connection in connections_of(pid, row["client_port"])
-            }
-    assert found.keys() >= {(kind, whose) for kind in KINDS for whose in ("server", "client")}
     assert found == dict.fromkeys(found, WANTED)
 
 
@@ -116,5 +122,6 @@ def duplicate(pid: int, descriptor: int) -> socket.socket:
         found = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, descriptor, 0)
     finally:
         os.close(process)
-    assert found >= 0, f"a socket of process {pid} cannot be looked at: {os.strerror(ctypes.get_errno())}"
+    if found < 0:
+        raise OSError(ctypes.get_errno(), f"a socket of process {pid} cannot be looked at")
     return socket.socket(fileno=found)

@@ -119,7 +119,7 @@ def test_headers_are_bounded_in_bytes_and_in_time(gate: Gate, monkeypatch: pytes
 
 
 def test_a_connection_that_rests_is_closed(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler, "IDLE_S", 0.2)
+    monkeypatch.setattr(handler, "IDLE_S", 1.0)
     with ApiClient(gate) as api, raw(api) as resting:
         resting.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b"".join(iter(lambda: resting.recv(4_096), b""))
@@ -169,6 +169,7 @@ async def test_what_comes_while_all_places_are_taken_is_refused_at_once() -> Non
     async with asyncio.timeout(LONG_S):
         while made._free < 2:
             await asyncio.sleep(0)
+    made.timeout_s = LONG_S
     assert await made.call(lambda: "here") == "here"
 
 

@@ -138,7 +138,7 @@ def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> N
         for made in (one, other):
             made.start()
             assert poll_until(lambda: tail(made.log) == "up", timeout_s=STARTS_S)  # noqa: B023
-        assert stop_all([one, other], grace_s=0.5, is_forced=lambda: False) == ["deaf"]
+        assert stop_all([one, other], grace_s=3.0, is_forced=lambda: False) == ["deaf"]
         assert [s.process.returncode for s in (one, other) if s.process] == [-signal.SIGKILL, 0]
 
 

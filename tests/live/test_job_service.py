@@ -106,9 +106,10 @@ def test_the_ticker_scans_at_once_when_a_schedule_may_have_changed(
     monkeypatch.setattr(ticker, "POLL_S", 60.0)
     monkeypatch.setattr(ticker, "POLL_MAX_S", 60.0)
     stage = make()
-    until(lambda: stage.runs.asked["fire_due"] == 1, "it has scanned")
+    until(lambda: stage.runs.asked["fire_due"] > 0, "it has scanned")
+    scans = stage.runs.asked["fire_due"]
     stage.jobs.notified(["of a later release"])
-    until(lambda: stage.runs.asked["fire_due"] == 2, "it scans again")
+    until(lambda: stage.runs.asked["fire_due"] > scans, "it scans again")
 
 
 def test_leaving_waits_for_what_runs_and_takes_nothing_more(make: Callable[..., Stage]) -> None:

@@ -58,7 +58,7 @@ def test_the_kernel_says_that_a_process_is_stopped(busy: subprocess.Popen[bytes]
     scheduling = Scheduling(busy.pid)
     assert not scheduling.is_stopped
     os.kill(busy.pid, signal.SIGSTOP)
-    wait_until(lambda: scheduling.is_stopped, limit_s=5, what="stopped")
+    wait_until(lambda: scheduling.is_stopped, limit_s=30, what="stopped")
 
 
 def test_the_kernel_says_how_long_a_process_waited_for_a_processor(busy: subprocess.Popen[bytes]) -> None:
