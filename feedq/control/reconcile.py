@@ -202,7 +202,7 @@ def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) 
         s.worker.id
         for s in p.suspects
         if lease.is_gone(
-            s.worker, has_session=s.has_session, now=p.now, outage_grace=p.outage_grace, ttl_s=ttl_s
+            s.worker, has_session=s.has_session, now=p.now, served_since=p.served_since, ttl_s=ttl_s
         )
     ]
     if gone:

@@ -41,17 +41,12 @@ RECHECKS_JITTER = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Keep the lease and connect again after the delay."""
+class NextTry:
+    """When to try again, and where."""
 
     delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RetryElsewhere:
-    """Release the lease; no worker may start the feed before the delay is over."""
-
-    delay_s: float
+    is_elsewhere: bool
+    """Whether to release the lease: then no worker may start the feed before the delay is over."""
 
 
 def next_try(
@@ -62,7 +57,7 @@ def next_try(
     not_before_s: float = 0.0,
     is_new_here: bool = False,
     failing_s: float = 0.0,
-) -> Reconnect | RetryElsewhere:
+) -> NextTry:
     """Decide after the ``attempts``-th failure in a row (1 is the first). Never gives up.
 
     A source that wants to be left alone for ``not_before_s`` is, and then the jitter begins: it may have told
@@ -75,9 +70,7 @@ def next_try(
     delay_s = not_before_s + rng.uniform(0.0, bound_s)
     in_place = max(policy.attempts_in_place, 1)
     goes_on = attempts > in_place or (failing_s >= policy.elsewhere_s and not not_before_s)
-    if attempts % in_place == 0 or (is_new_here and goes_on):
-        return RetryElsewhere(delay_s)
-    return Reconnect(delay_s)
+    return NextTry(delay_s, is_elsewhere=attempts % in_place == 0 or (is_new_here and goes_on))
 
 
 def next_recheck_s(rechecks: int, *, rng: Random, policy: BackoffPolicy) -> float:

@@ -45,6 +45,8 @@ class Move(StrEnum):
     """It was assigned and has not been claimed yet: it may be assigned anew."""
     ASK_TO_STOP = "ask_to_stop"
     """Its owner is asked to release the feed."""
+    PURGE = "purge"
+    """The feed is deleted: nobody has it and nobody wants it."""
 
 
 TRUST_MARGIN = 1 / 6
@@ -74,35 +76,25 @@ class TrustWindow:
 # -- the control plane's side ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OutageGrace:
-    """The grace period after an outage of the database or of the network, by when the outage ended.
-
-    An outage of the database must not become a failover of everything: nobody could renew, so nobody is
-    declared gone before a full ttl of uninterrupted service has given everyone the chance to.
-    """
-
-    since: datetime
-
-    def ends_at(self, ttl_s: float) -> datetime:
-        return self.since + timedelta(seconds=ttl_s)
-
-
 SECOND_CHECK_S = 0.005
 """The time between the two checks that make a crash: long enough for a reconnect under way to show up."""
 
 
 def is_gone(
-    worker: Worker, *, has_session: bool, now: datetime, outage_grace: OutageGrace, ttl_s: float
+    worker: Worker, *, has_session: bool, now: datetime, served_since: datetime, ttl_s: float
 ) -> bool:
     """Return whether the control plane may free this worker's leases; ``now`` is the database's clock.
 
     ``has_session`` says whether any database session holds the worker's lock at this moment; it only
     speeds things up, and only for a worker that the beat already suspected before.
+
+    The last outage of the database, or of the network, ended at ``served_since``. An outage must not become a
+    failover of everything: nobody could renew, so nobody is declared gone before a full ttl of uninterrupted
+    service has given everyone the chance to.
     """
     if worker.state is WorkerState.GONE:
         return False
-    if now < outage_grace.ends_at(ttl_s):
+    if now < served_since + timedelta(seconds=ttl_s):
         return False
     crashed = worker.suspected_at is not None and not has_session
     return crashed or worker.expires_at < now
@@ -114,8 +106,6 @@ class Edit:
 
     move: Move | None
     reason: Reason | None = None
-    purge: bool = False
-    """Whether to delete the feed: nobody has it and nobody wants it."""
 
 
 CLEARED_BY_EDIT = frozenset(
@@ -142,7 +132,7 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
 
     match lease.state:
         case LeaseState.IDLE if wanted is Reason.REMOVED:
-            return Edit(None, wanted, purge=True)
+            return Edit(Move.PURGE, wanted)
         case LeaseState.IDLE:
             return Edit(None, wanted)
         case LeaseState.ASSIGNED:

@@ -24,8 +24,7 @@ from uuid import UUID
 
 from feedq.core.backoff import (
     BackoffPolicy,
-    Reconnect,
-    RetryElsewhere,
+    NextTry,
     attempts_after,
     next_recheck_s,
     next_try,
@@ -289,7 +288,7 @@ class FeedProgress:
         self._owned_since = self._clock.monotonic()
         self.landed_ever = fenced.records
 
-    def next_try(self, error: SourceUnavailable | SinkUnavailable) -> Reconnect | RetryElsewhere:
+    def next_try(self, error: SourceUnavailable | SinkUnavailable) -> NextTry:
         """Decide after a connection that broke or was not made."""
         held_s, failing_s = self._seconds_since(self._connected_at), 0.0
         if self._connected_at is None:

@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from feedq.connectors.base import Connector, Context, Sockets, load_connector, tell_if_unanswered
 from feedq.connectors.blocking import open_stream
-from feedq.core.backoff import BackoffPolicy, RetryElsewhere
+from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import Clock
 from feedq.core.expectations import Expectation, Expectations
 from feedq.core.loss import Loss
@@ -373,7 +373,7 @@ class FeedRunner:
             again_in_s=round(decision.delay_s, 2),
         )
         try:
-            if isinstance(decision, RetryElsewhere):
+            if decision.is_elsewhere:
                 await self._await_commits()
                 return Release(*self.key, Reason.BACKOFF, decision.delay_s, self.progress.attempts, message)
             await asyncio.sleep(decision.delay_s)

@@ -25,7 +25,7 @@ def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
     """Since when the database was heard from, as a pass sees it."""
     with harness.store.fleet.reconcile_pass(ttl_s=ttl_s) as p:
         assert p is not None
-        return (p.now - p.outage_grace.since).total_seconds()
+        return (p.now - p.served_since).total_seconds()
 
 
 # -- all or nothing -------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
                 (running.id, Edit(Move.ASK_TO_STOP, Reason.EDITED)),
                 (assigned.id, Edit(Move.WITHDRAW, Reason.PAUSED)),
                 (idle.id, Edit(None, Reason.PAUSED)),
-                (purged.id, Edit(None, Reason.REMOVED, purge=True)),
+                (purged.id, Edit(Move.PURGE, Reason.REMOVED)),
                 (same.id, Edit(None)),
             ],
             stop_within_s=30,

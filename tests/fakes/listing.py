@@ -9,7 +9,7 @@ from typing import Any
 
 from feedq.control.store.feed_listing import (
     LATELY_S,
-    RequiredLabels,
+    LabelsWanted,
     StatusCount,
     TroubledFeeds,
 )
@@ -155,11 +155,11 @@ def _causes(
         yield (Concern.LOST_WORKERS, None), lease.blamed_at
 
 
-def required_by(views: Sequence[FeedView], *, each: int) -> list[RequiredLabels]:
+def required_by(views: Sequence[FeedView], *, each: int) -> list[LabelsWanted]:
     """Feeds that ask for a place, by the labels that they require."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for view in views:
         required = view.feed.spec.selector.required
         if required and wants_place(view):
             groups.setdefault(tuple(sorted(required.items())), []).append(view.feed.name)
-    return [RequiredLabels(dict(key), len(names), names[:each]) for key, names in groups.items()]
+    return [LabelsWanted(dict(key), len(names), names[:each]) for key, names in groups.items()]

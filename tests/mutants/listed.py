@@ -90,7 +90,7 @@ tests/unit/test_lease.py
     trust holds at its very end
         return monotonic <{+=+} self.until
     an outage of the database makes all workers look gone
-        if [-now < outage_grace.ends_at(ttl_s)-]{+False+}:
+        if [-now < served_since + timedelta(seconds=ttl_s)-]{+False+}:
     a worker without a session is gone at the first look
         crashed = [-worker.suspected_at is not None and -]not has_session
     an edit of a running feed changes nothing

@@ -17,7 +17,6 @@ from feedq.core.lease import (
     TRUST_MARGIN,
     Edit,
     Move,
-    OutageGrace,
     TrustWindow,
     is_gone,
     on_edit,
@@ -106,13 +105,13 @@ def worker(
     )
 
 
-def outage_grace(alive_s: float = DAY_S) -> OutageGrace:
+def served_since(alive_s: float = DAY_S) -> datetime:
     """A database that has been heard from for so long."""
-    return OutageGrace(NOW - s(alive_s))
+    return NOW - s(alive_s)
 
 
-def gone(w: Worker, *, has_session: bool = True, q: OutageGrace | None = None, ttl_s: float = TTL_S) -> bool:
-    return is_gone(w, has_session=has_session, now=NOW, outage_grace=q or outage_grace(), ttl_s=ttl_s)
+def gone(w: Worker, *, has_session: bool = True, since: datetime | None = None, ttl_s: float = TTL_S) -> bool:
+    return is_gone(w, has_session=has_session, now=NOW, served_since=since or served_since(), ttl_s=ttl_s)
 
 
 @pytest.mark.parametrize("state", [WorkerState.ACTIVE, WorkerState.DRAINING])
@@ -133,8 +132,8 @@ def test_a_crash_takes_two_looks_without_a_session(suspected: bool, has_session:
 @pytest.mark.parametrize("w", [worker(expired_s=5), worker(suspected=True)], ids=["expired", "crashed"])
 def test_everybody_gets_one_ttl_after_a_silence(w: Worker) -> None:
     for alive_s in (5.9, 0):
-        assert not gone(w, has_session=False, q=outage_grace(alive_s))
-    assert gone(w, has_session=False, q=outage_grace(6.0))
+        assert not gone(w, has_session=False, since=served_since(alive_s))
+    assert gone(w, has_session=False, since=served_since(6.0))
 
 
 # -- edits -------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ leases = st.builds(
 
 def perform(lease: Lease, edit: Edit) -> Lease | None:
     """What the stores do with the decision. None: purged."""
-    if edit.purge:
+    if edit.move is Move.PURGE:
         return None
     if edit.move is not None:
         after = LeaseState.IDLE if edit.move is Move.WITHDRAW else LeaseState.STOPPING
@@ -189,7 +188,7 @@ def test_an_edit_absorbed_twice_is_the_same_as_absorbed_once(f: Feed, lease: Lea
     assert once is not None
     again = on_edit(f, once)
     if once.state is LeaseState.IDLE and f.removed_at is not None:
-        assert again.purge, "withdrawn first, deleted when it is looked at again"
+        assert again.move is Move.PURGE, "withdrawn first, deleted when it is looked at again"
     else:
         assert perform(once, again) == once
 
@@ -197,10 +196,14 @@ def test_an_edit_absorbed_twice_is_the_same_as_absorbed_once(f: Feed, lease: Lea
 @given(feeds, leases)
 def test_an_edit_only_asks_for_what_can_be_done(f: Feed, lease: Lease) -> None:
     edit = on_edit(f, lease)
-    done_to = {None: lease.state, Move.WITHDRAW: LeaseState.ASSIGNED, Move.ASK_TO_STOP: LeaseState.RUNNING}
-    assert lease.state is done_to[edit.move]
-    assert not (edit.purge and lease.state is not LeaseState.IDLE), "somebody still streams it"
-    assert not edit.purge or f.removed_at is not None
+    done_to = {
+        None: lease.state,
+        Move.WITHDRAW: LeaseState.ASSIGNED,
+        Move.ASK_TO_STOP: LeaseState.RUNNING,
+        Move.PURGE: LeaseState.IDLE,
+    }
+    assert lease.state is done_to[edit.move], "of one that is purged, somebody may still stream it"
+    assert edit.move is not Move.PURGE or f.removed_at is not None
 
 
 @given(feeds, leases)
@@ -243,8 +246,8 @@ def test_after_an_edit_a_feed_that_should_run_is_not_held_back_by_the_past(
 )
 def test_what_an_edit_asks_for(f: Feed, lease: Lease, edit: str) -> None:
     decision = on_edit(f, lease)
-    verb = {Move.ASK_TO_STOP: "stop", Move.WITHDRAW: "withdraw", None: "rename"}[decision.move]
-    said = f"{'purge' if decision.purge else verb} {decision.reason}" if decision.reason else "nothing"
+    verbs = {Move.ASK_TO_STOP: "stop", Move.WITHDRAW: "withdraw", Move.PURGE: "purge", None: "rename"}
+    said = f"{verbs[decision.move]} {decision.reason}" if decision.reason else "nothing"
     assert said == edit
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.core.schedule.cron import FIELDS, CronRule, Field, parse
+from feedq.core.schedule.cron import FIELDS, CronField, CronRule, parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cron.md"
 MINUTE = timedelta(minutes=1)
@@ -329,7 +329,7 @@ def test_a_wrong_expression_is_refused_at_once_and_in_plain_words(expression: st
 # -- hashed values -----------------------------------------------------------------------------------
 
 
-def hashed(field: Field, text: str, name: str) -> list[int]:
+def hashed(field: CronField, text: str, name: str) -> list[int]:
     """The numbers that stand for the hashed field."""
     place = FIELDS.index(field)
     expression = " ".join(text if n == place else "1" for n in range(len(FIELDS)))
@@ -344,7 +344,7 @@ def test_a_hashed_value_is_the_same_in_every_release() -> None:
 
 @settings(deadline=None)
 @given(st.text("abcdefgh/", min_size=1, max_size=20), st.sampled_from(FIELDS), st.data())
-def test_hashed_values_stay_within_their_bounds(name: str, field: Field, data: st.DataObject) -> None:
+def test_hashed_values_stay_within_their_bounds(name: str, field: CronField, data: st.DataObject) -> None:
     first = data.draw(st.integers(field.low, min(field.high, 28)))
     last = data.draw(st.integers(first, min(field.high, 28)))
     step = data.draw(st.integers(1, last - first + 1))

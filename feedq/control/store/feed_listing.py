@@ -69,7 +69,7 @@ class TroubledFeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class RequiredLabels:
+class LabelsWanted:
     """Feeds that ask for a place on a worker with these labels."""
 
     required: Mapping[str, str]
@@ -321,11 +321,11 @@ class FeedListing(Aggregate):
         return _summed(rows), troubled
 
     @in_transaction
-    def placing(self, c: Connection, *, each: int) -> list[RequiredLabels]:
+    def placing(self, c: Connection, *, each: int) -> list[LabelsWanted]:
         """Count the feeds that ask for a place, by the labels that they require; the most frequent first."""
         _bound(c)
         found = c.execute(_REQUIRED, {"each": each, "limit": GROUPS_MAX})
-        return [RequiredLabels(row.required, row.feeds, row.names) for row in found]
+        return [LabelsWanted(row.required, row.feeds, row.names) for row in found]
 
     @in_transaction
     def sinks(self, c: Connection, *, each: int) -> list[SinkUse]:

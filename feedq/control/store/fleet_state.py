@@ -1,14 +1,11 @@
-"""Reads the state of the fleet as a whole: when reconcile last ran, which beat leads, how many runs wait."""
+"""The state of the fleet as a whole: when reconcile last ran, which beat leads, how many runs wait."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from feedq.control.store.database import Connection
-from feedq.control.store.protocol import read
-
-_STATE = """
+FLEET_STATE = """
     SELECT CAST(json_build_object(
         'now', feedq.clock(), 'pass_at', t.pass_at,
         'pass_age_s', extract(epoch FROM feedq.clock() - t.pass_at)::float8,
@@ -18,7 +15,7 @@ _STATE = """
     FROM feedq.fleet t LEFT JOIN feedq.leader l ON l.name = 'beat'
 """
 
-_JOBS = """
+JOB_STATE = """
     SELECT CAST(row_to_json(found) AS text) FROM (SELECT schedules.*, runs.*, workers.* FROM (
         SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
             count(*) FILTER (WHERE state = 'paused')::int AS paused,
@@ -102,11 +99,3 @@ class JobState:
     def are_used(self) -> bool:
         """Whether there is any schedule or run."""
         return bool(self.schedules or self.waiting or self.running)
-
-
-def fleet_state(c: Connection) -> FleetState:
-    return read(c.execute(_STATE).scalar_one(), FleetState)
-
-
-def job_state(c: Connection) -> JobState:
-    return read(c.execute(_JOBS).scalar_one(), JobState)

@@ -35,7 +35,7 @@ from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
 from feedq.control.store.worker_session import wake_reconcile
 from feedq.core import limits
-from feedq.core.lease import CLEARED_BY_EDIT, Edit, OutageGrace
+from feedq.core.lease import CLEARED_BY_EDIT, Edit
 from feedq.core.model import Assignment, Feed, Lease, Reason, Worker
 from feedq.core.placement.base import EligibleWorker, FeedToPlace, Transfer
 
@@ -149,7 +149,7 @@ class ReconcilePass:
         self.state = beginning.state
         self.suspects = beginning.suspects
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
-        self.outage_grace = OutageGrace(beginning.served_since)
+        self.served_since = beginning.served_since
         self._retention_days = retention_days
         self._measured = measured_load
         self.now = beginning.state.now
@@ -179,10 +179,7 @@ class ReconcilePass:
 
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
-        given = [
-            {"feed_id": feed_id, "move": "purge" if edit.purge else edit.move, "reason": edit.reason}
-            for feed_id, edit in edits
-        ]
+        given = [{"feed_id": feed_id, "move": edit.move, "reason": edit.reason} for feed_id, edit in edits]
         call(self._c, "apply_edits", bool, edits=document(given), stop_within_s=stop_within_s)
 
     # -- placement -----------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from feedq.control.store.database import Database, connect, connect_once, transl
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
 from feedq.control.store.feeds import Backfills, Feeds
-from feedq.control.store.fleet_state import FleetState, JobState, fleet_state, job_state
+from feedq.control.store.fleet_state import FLEET_STATE, JOB_STATE, FleetState, JobState
 from feedq.control.store.history import RETENTION_DAYS, EventListing
 from feedq.control.store.landed_counts import LandedCounts
 from feedq.control.store.leases import Leases
+from feedq.control.store.protocol import read
 from feedq.control.store.taps import TapStore
 from feedq.control.store.tokens import TokenStore
 from feedq.control.store.worker_session import CATALOG_LOCK_CLASS, Listener, WorkerSession, worker_channel
@@ -106,12 +107,12 @@ class PostgresStore:
     def fleet_state(self) -> FleetState:
         """Which beat leads, and when reconcile last ran."""
         with self._database.statement() as c:
-            return fleet_state(c)
+            return read(c.execute(FLEET_STATE).scalar_one(), FleetState)
 
     def job_state(self) -> JobState:
         """Schedules and runs in numbers."""
         with self._database.statement() as c:
-            return job_state(c)
+            return read(c.execute(JOB_STATE).scalar_one(), JobState)
 
     def scheduled_tasks(self) -> Sequence[ScheduledTask]:
         """The tasks of active schedules, and whether workers can run them."""

@@ -41,7 +41,7 @@ NAMES = {
 }
 
 
-class Field(NamedTuple):
+class CronField(NamedTuple):
     """One of the five fields."""
 
     name: str
@@ -54,11 +54,15 @@ class Field(NamedTuple):
 
 
 FIELDS = (
-    Field("minute", 0, 59, 59, "0 to 59"),
-    Field("hour", 0, 23, 23, "0 to 23"),
-    Field("day of the month", 1, 31, 28, "1 to 31, L (the last day), LW (the last from Monday to Friday)"),
-    Field("month", 1, 12, 12, "1 to 12, JAN to DEC"),
-    Field("day of the week", 0, 7, 6, "0 to 7, SUN to SAT, 5L (the last Friday), MON#2 (the second Monday)"),
+    CronField("minute", 0, 59, 59, "0 to 59"),
+    CronField("hour", 0, 23, 23, "0 to 23"),
+    CronField(
+        "day of the month", 1, 31, 28, "1 to 31, L (the last day), LW (the last from Monday to Friday)"
+    ),
+    CronField("month", 1, 12, 12, "1 to 12, JAN to DEC"),
+    CronField(
+        "day of the week", 0, 7, 6, "0 to 7, SUN to SAT, 5L (the last Friday), MON#2 (the second Monday)"
+    ),
 )
 _OTHERWISE = "*, a list such as 1,5, a rising range such as 1-5, a step such as */2, or H"
 _HASHED = re.compile(r"H(?:\((?P<first>\d{1,4})-(?P<last>\d{1,4})\))?(?:/(?P<step>\d{1,4}))?", re.ASCII)
@@ -169,7 +173,7 @@ def _parse(expression: str, name: str) -> CronRule:
     return CronRule(" ".join(fields), fields[0].startswith("*") or fields[1].startswith("*"))
 
 
-def _without_hash(field: Field, text: str, name: str) -> str:
+def _without_hash(field: CronField, text: str, name: str) -> str:
     """The field with numbers in place of each ``H``."""
     for step in _STEP.findall(text):
         if not 1 <= int(step) <= field.high - field.low + 1:
@@ -182,7 +186,7 @@ def _without_hash(field: Field, text: str, name: str) -> str:
     return ",".join(_hashed(field, item, name) if item.startswith("H") else item for item in text.split(","))
 
 
-def _hashed(field: Field, item: str, name: str) -> str:
+def _hashed(field: CronField, item: str, name: str) -> str:
     found = _HASHED.fullmatch(item)
     if found is None:
         raise ValueError(f"the {field.name} {item!r} is wrong: write H, H(1-5), H/2 or H(1-5)/2")
@@ -202,7 +206,7 @@ def _hashed(field: Field, item: str, name: str) -> str:
     return ",".join(str(one) for one in range(low + value % step, high + 1, step))
 
 
-def _check_alone(number: int, field: Field, text: str) -> None:
+def _check_alone(number: int, field: CronField, text: str) -> None:
     """Raise ValueError if this field is wrong whatever the others are."""
     alone = ["*"] * len(FIELDS)
     alone[number] = text

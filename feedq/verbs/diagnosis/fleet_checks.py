@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedq.control.store.feed_listing import RequiredLabels, StatusCount
+from feedq.control.store.feed_listing import LabelsWanted, StatusCount
 from feedq.control.store.fleet_state import FleetState, JobState
 from feedq.core.lease import stillness_of
 from feedq.core.model import Reason, Status, WorkerState, WorkerTarget, WorkerView
@@ -258,7 +258,7 @@ def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
 # -- placement -----------------------------------------------------------------------------------------
 
 
-def placing_checks(required: Sequence[RequiredLabels], workers: Sequence[WorkerView]) -> Iterator[Check]:
+def placing_checks(required: Sequence[LabelsWanted], workers: Sequence[WorkerView]) -> Iterator[Check]:
     """Whether required labels outlast the largest worker that has them; without any such worker feeds wait.
 
     ``required`` counts the feeds that want a place. Yields nothing while all is well.
