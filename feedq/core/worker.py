@@ -157,8 +157,6 @@ class WorkerFeed:
     """A feed of this worker."""
 
     key: FeedKey
-    worker_id: UUID
-    """The worker session that claimed it."""
     message: object = None
     """What the driver passed with the message of the assignment, once that has come."""
     state: FeedState = FeedState.CLAIMING
@@ -401,7 +399,7 @@ class WorkerCore:
         if self.feeds + self._claiming >= self.capacity and key[0] not in self._running:
             # The broker may hand out more than was asked for, after a reconnect for instance.
             return f"this worker holds {self.capacity} feeds already"
-        self._feeds[key] = WorkerFeed(key, self.worker_id, message)
+        self._feeds[key] = WorkerFeed(key, message)
         self._claiming += 1
         return None
 
@@ -461,7 +459,7 @@ class WorkerCore:
                 release = Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S)
                 actions += self._release(feed, release, "no slot for a feed that runs apart is free here")
         actions += [StartApart(worker_id, parting)] if parting else []
-        return actions + ([StartFeeds(worker_id, starting)] if starting else [])
+        return actions + ([StartFeeds(starting)] if starting else [])
 
     def _apart(self) -> Iterator[WorkerFeed]:
         return (feed for feed in self._feeds.values() if feed.state is FeedState.APART)
@@ -524,7 +522,9 @@ class WorkerCore:
         return self._release(feed, release, why)
 
     def _release(self, feed: WorkerFeed, release: Release, why: str = "released") -> list[Action]:
-        return [ReleaseLeases(feed.worker_id, [release]), *self._remove(feed, why)]
+        # The leases of a session that is over are not its own any more.
+        releases = [] if self.worker_id is None else [ReleaseLeases(self.worker_id, [release])]
+        return [*releases, *self._remove(feed, why)]
 
     def _remove(self, feed: WorkerFeed, why: str) -> list[Action]:
         del self._feeds[feed.key]

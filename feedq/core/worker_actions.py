@@ -51,7 +51,6 @@ class ClaimFeeds:
 class StartFeeds:
     """Claims that were granted: stream them."""
 
-    worker_id: UUID
     claims: list[Claim]
 
 

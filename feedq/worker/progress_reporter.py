@@ -20,7 +20,6 @@ from functools import partial
 from itertools import islice
 from random import Random
 from time import monotonic, process_time
-from uuid import UUID
 
 from feedq.core.backoff import (
     BackoffPolicy,
@@ -54,7 +53,7 @@ PROBE_S = 0.5
 
 logger = log(__name__)
 
-Send = Callable[[UUID, list[Progress]], None]
+Send = Callable[[list[Progress]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -331,8 +330,8 @@ class FeedProgress:
 class ProgressReporter:
     """Collects what is to be reported of the feeds of one loop. Used on that loop only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, *, worker_id: Callable[[], UUID]) -> None:
-        self._loop, self._send, self._worker_id = loop, send, worker_id
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
+        self._loop, self._send = loop, send
         self._progressed: dict[FeedProgress, None] = {}
         """The feeds that made progress, in the order in which their reports are due."""
         self._news: dict[FeedProgress, None] = {}
@@ -368,7 +367,7 @@ class ProgressReporter:
         for feed in due:
             self.discard(feed)
         if due:
-            self._send(self._worker_id(), [feed.report() for feed in due])
+            self._send([feed.report() for feed in due])
 
 
 class LoadMeter:

@@ -141,7 +141,7 @@ class Supervisor:
         self._runners: dict[FeedKey, FeedRunner] = {}
         """Changed on the loop, read from any thread."""
         self._apart = Apart(settings, on_ended=self._apart_ended, on_lost=self._apart_lost)
-        self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._worker_id)
+        self._progress_reporter = ProgressReporter(self._loop, self._report)
         self._trusted = asyncio.Event()
         # Not the lease client's thread: no claim may wait for what people watch.
         self._tap_writer = TapWriter(self._loop, elsewhere=Lane(ThreadPool()).submit, send=self._send_taps)
@@ -149,8 +149,7 @@ class Supervisor:
         self._sinks_down: set[str] = set()
         self._missed: set[FeedKey] = set()
         """The feeds that were to run and did not at the last heartbeat."""
-        self._tasks: dict[asyncio.Task[Release | None], tuple[FeedRunner, UUID]] = {}
-        """The runner of each task, and the session that claimed its feed."""
+        self._tasks: dict[asyncio.Task[Release | None], FeedRunner] = {}
         self._on_task_done = self._runner_ended  # made once: of each feed, it is kept
         self._thread = WatchedThread(self._run_loop, name=LOOP)
 
@@ -304,7 +303,7 @@ class Supervisor:
         """Carry it out, or have it carried out on another thread: this must not block."""
         match action:
             case actions.StartFeeds():
-                self._soon(self._start_feeds, action.worker_id, action.claims)
+                self._soon(self._start_feeds, action.claims)
             case actions.StartApart():
                 self._soon(self._start_apart, action.worker_id, action.claims)
             case actions.StopFeeds():
@@ -383,11 +382,11 @@ class Supervisor:
 
     # -- runners, on the loop ------------------------------------------------------------------------
 
-    def _start_feeds(self, worker_id: UUID, claims: list[Claim]) -> None:
+    def _start_feeds(self, claims: list[Claim]) -> None:
         services = self._worker_services()
         for claim in claims:
             try:
-                self._start_runner(FeedRunner(claim, services), claim, worker_id)
+                self._start_runner(FeedRunner(claim, services))
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
                 self._release_unstarted(claim.key, Reason.BACKOFF, mask_url(str(error)))
@@ -406,12 +405,12 @@ class Supervisor:
     def _apart_lost(self, session: UUID, loss: Loss) -> None:
         self.lease_client.do(partial(self._store.workers.report_loss, session, loss, has_ended=True))
 
-    def _start_runner(self, runner: FeedRunner, claim: Claim, worker_id: UUID) -> None:
-        feed_id = claim.feed.id
+    def _start_runner(self, runner: FeedRunner) -> None:
+        feed_id = runner.key[0]
         context = copy_context()
         context.run(current_feed.set, feed_id)
         task = self._loop.create_task(runner.run(), name=f"feed-{feed_id}", context=context)
-        self._tasks[task] = runner, worker_id
+        self._tasks[task] = runner
         task.add_done_callback(self._on_task_done, context=context)
         self._runners[runner.key] = runner
         logger.debug(LogEvent.FEED_CLAIMED, feed=runner.name, epoch=runner.key[1])
@@ -445,7 +444,7 @@ class Supervisor:
             runner.interrupt(Interrupt.SUSPEND)
 
     def _runner_ended(self, task: asyncio.Task[Release | None]) -> None:
-        runner, worker_id = self._tasks.pop(task)
+        runner = self._tasks.pop(task)
         release, why = None, "lost"
         if not task.cancelled():
             if (error := task.exception()) is not None:
@@ -458,13 +457,13 @@ class Supervisor:
         self._progress_reporter.discard(runner.progress)
         if release is not None:
             # What it did since the last report belongs to this epoch: it is told before the release.
-            self._report(worker_id, [runner.progress.report()])
+            self._report([runner.progress.report()])
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.name, reason=release.reason.value)
         self._feed_ended(runner.key, release, why)
 
-    def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
+    def _report(self, progress: list[Progress]) -> None:
         self._load_meter.count(progress)
-        self.lease_client.report(worker_id, progress)
+        self.lease_client.report(self._worker_id(), progress)
 
     def _worker_services(self) -> WorkerServices:
         return WorkerServices(

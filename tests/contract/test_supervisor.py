@@ -227,8 +227,8 @@ def test_a_feed_that_was_to_start_and_does_not_run_is_released(
 ) -> None:
     real = stage.supervisor._start_feeds
 
-    def start(worker_id: UUID, claims: list[Claim]) -> None:
-        real(worker_id, [claim for claim in claims if claim.feed.name != "b"])
+    def start(claims: list[Claim]) -> None:
+        real([claim for claim in claims if claim.feed.name != "b"])
 
     monkeypatch.setattr(stage.supervisor, "_start_feeds", start)
     three_feeds(stage, quarantined=False)

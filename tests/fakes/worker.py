@@ -406,7 +406,7 @@ class FakeWorker:
                 self.say("no pass for too long; runs one here")
                 with suppress(Unavailable):
                     self._fleet.reconcile()
-            case actions.StartFeeds(_, claims):
+            case actions.StartFeeds(claims):
                 self._start(claims)
             case actions.StartApart(worker_id, claims):
                 self._start_apart(worker_id, claims)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from math import exp
-from uuid import uuid4
 
 import pytest
 
@@ -34,7 +33,7 @@ def reporting() -> tuple[ProgressReporter, list[list[Progress]]]:
     """A reporter on the running loop, and all its reports."""
     sent: list[list[Progress]] = []
     loop = asyncio.get_running_loop()
-    return ProgressReporter(loop, lambda _, progress: sent.append(progress), worker_id=uuid4), sent
+    return ProgressReporter(loop, sent.append), sent
 
 
 async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:

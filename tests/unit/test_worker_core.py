@@ -151,7 +151,7 @@ def test_a_notification_after_the_message_asks_for_nothing_more(bench: Bench) ->
     granted = bench.granted()
     assert of_type(granted, AcceptMessage, StartFeeds) == [
         AcceptMessage("task"),
-        StartFeeds(bench.worker_id, [claim()]),
+        StartFeeds([claim()]),
     ]
     assert bench.found() == []
     assert bench.ended(KEY) == [
@@ -197,7 +197,7 @@ def test_a_feed_that_is_here_already_may_come_back_to_a_full_worker() -> None:
     actions = bench.granted(claim((1, 2)))
     assert of_type(actions, LoseFeeds, StartFeeds) == [
         LoseFeeds([(1, 1)]),
-        StartFeeds(bench.worker_id, [claim((1, 2))]),
+        StartFeeds([claim((1, 2))]),
     ], "the stream before it ends first"
     assert bench.ended((1, 1), None) == []
     assert bench.core.feeds == 1
@@ -258,7 +258,7 @@ def test_the_process_of_a_feed_runs_what_is_to_run_apart_and_one_feed_alone() ->
     apart.found((1, 1))
     assert apart.core.assignments_found(apart.worker_id, [(2, 1)]) == []
     actions = apart.granted(claim((1, 1), quarantined=True))
-    assert actions[-1] == StartFeeds(apart.worker_id, [claim((1, 1), quarantined=True)])
+    assert actions[-1] == StartFeeds([claim((1, 1), quarantined=True)])
 
 
 # -- trust -------------------------------------------------------------------------------------------
