@@ -234,9 +234,6 @@ class WorkerCore:
         """Iterate over the feeds that have been granted and have not ended."""
         return iter(list(self._running.values()))
 
-    def get(self, key: FeedKey) -> WorkerFeed | None:
-        return self._feeds.get(key)
-
     def wakes_at(self) -> float:
         """Return when `tick` is due, unless an event comes first."""
         ends = self._trust.until if self.state is SessionState.SERVING else float("inf")
@@ -364,9 +361,7 @@ class WorkerCore:
 
     def orders_pending(self) -> list[Action]:
         """The database has notified it, or a heartbeat says so: there are assignments or stop requests."""
-        if self.worker_id is None:
-            return []
-        return [FetchOrders(self.worker_id, with_assignments=not self.is_draining)]
+        return [] if self.worker_id is None else [FetchOrders(self.worker_id)]
 
     def assignments_found(self, worker_id: UUID, keys: Iterable[FeedKey]) -> list[Action]:
         """Assignments were found that wait for this worker to claim them. The message of each follows."""

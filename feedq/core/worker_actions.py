@@ -26,10 +26,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class FetchOrders:
-    """Ask which assignments wait for this worker, and which of its feeds are to stop."""
+    """Ask which assignments wait for this worker, unless it leaves, and which of its feeds are to stop."""
 
     worker_id: UUID
-    with_assignments: bool
 
 
 @dataclass(frozen=True, slots=True)

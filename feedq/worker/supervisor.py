@@ -347,8 +347,8 @@ class Supervisor:
                     self._sink_pool.expect_feeds()
             case actions.ReleaseLeases(worker_id, releases):
                 client.release(worker_id, releases)
-            case actions.FetchOrders():
-                client.do(partial(self._fetch_orders, action))
+            case actions.FetchOrders(worker_id):
+                client.do(partial(self._fetch_orders, worker_id))
             case actions.FetchHeld(worker_id):
                 client.do(partial(self._fetch_held, worker_id))
             case actions.AnnounceDrain(worker_id):
@@ -356,9 +356,8 @@ class Supervisor:
             case _:
                 raise AssertionError(f"nothing carries out {action}")
 
-    def _fetch_orders(self, action: actions.FetchOrders) -> None:
-        worker_id = action.worker_id
-        if action.with_assignments and not self.is_draining:
+    def _fetch_orders(self, worker_id: UUID) -> None:
+        if not self.is_draining:
             keys = self._store.leases.assigned(worker_id, limit=actions.ASSIGNMENTS_MAX)
             self._driver.tell(self.core.assignments_found, worker_id, keys)
         requests = self._store.leases.stop_requests(worker_id)

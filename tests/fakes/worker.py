@@ -455,8 +455,8 @@ class FakeWorker:
                 self._claim(worker_id, keys)
             case actions.ReleaseLeases(worker_id, releases):
                 leases.release(worker_id, releases)
-            case actions.FetchOrders(worker_id, with_assignments):
-                if with_assignments and not self.is_deaf:
+            case actions.FetchOrders(worker_id):
+                if not (self.core.is_draining or self.is_deaf):
                     found = leases.assigned(worker_id, limit=ASSIGNMENTS_MAX)
                     self._perform(self.core.assignments_found(worker_id, found))
                 requests = leases.stop_requests(worker_id)

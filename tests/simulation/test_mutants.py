@@ -6,8 +6,7 @@ that are never compared with what runs are released when the feed is to move, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +21,7 @@ from feedq.core.model import FeedKey
 from feedq.core.schedule.model import NewRun
 from feedq.core.schedule.spec import NOT_OF_JOB
 from feedq.core.worker import WorkerCore, WorkerFeed
-from feedq.core.worker_actions import Action, FetchOrders, Suspend
+from feedq.core.worker_actions import Action, Suspend
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.control import ControlDatabase
 from tests.fakes.servers import FakeCheckpoint
@@ -135,11 +134,10 @@ def a_refused_report_loses_no_feed(monkeypatch: pytest.MonkeyPatch) -> None:
 def only_messages_bring_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found where the broker hangs on when all else is well again, and nowhere else."""
 
-    def orders_pending(self: Any) -> list[Action]:
-        found = WorkerCore.orders_pending(self)
-        return [replace(a, with_assignments=False) if isinstance(a, FetchOrders) else a for a in found]
+    def none(self: Any, worker_id: UUID, keys: Iterable[FeedKey]) -> list[Action]:
+        return []
 
-    core(monkeypatch, orders_pending=orders_pending)
+    core(monkeypatch, assignments_found=none)
 
 
 def the_watermark_moves_before_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:

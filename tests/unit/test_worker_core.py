@@ -173,14 +173,14 @@ def test_a_message_after_the_end_asks_for_a_claim_of_its_own_and_is_dropped_as_s
     bench.ended(KEY)
     assert bench.message("late") == [ClaimFeeds(bench.worker_id, [KEY])]
     assert dropped(bench.granted(refused=[KEY])) == [("late", "stale")]
-    assert bench.core.get(KEY) is None
+    assert bench.message("later") == [ClaimFeeds(bench.worker_id, [KEY])]
 
 
 def test_a_refused_assignment_leaves_nothing_behind() -> None:
     full = Bench(capacity=0)
     assert full.found() == []
-    assert dropped(full.message("task")) == [("task", "this worker holds 0 feeds already")]
-    assert full.core.get(KEY) is None
+    for message in ("task", "copy"):
+        assert dropped(full.message(message)) == [(message, "this worker holds 0 feeds already")]
 
 
 def test_claims_under_way_count_against_the_capacity() -> None:
@@ -344,12 +344,8 @@ def test_a_worker_declared_gone_loses_everything_and_needs_a_session(bench: Benc
 
 
 def test_a_heartbeat_that_tells_of_orders_has_them_fetched(bench: Bench) -> None:
-    assert bench.beat(replace(WELL, stops_pending=True)) == [
-        FetchOrders(bench.worker_id, with_assignments=True)
-    ]
-    assert bench.beat(replace(WELL, claims_pending=True)) == [
-        FetchOrders(bench.worker_id, with_assignments=True)
-    ]
+    assert bench.beat(replace(WELL, stops_pending=True)) == [FetchOrders(bench.worker_id)]
+    assert bench.beat(replace(WELL, claims_pending=True)) == [FetchOrders(bench.worker_id)]
 
 
 def test_what_is_to_stop_stops_and_what_does_not_run_here_is_released(bench: Bench) -> None:
@@ -363,7 +359,7 @@ def test_what_is_to_stop_stops_and_what_does_not_run_here_is_released(bench: Ben
 def test_a_feed_that_did_not_stop_in_time_and_was_taken_away_is_cut_off_at_once(bench: Bench) -> None:
     bench.run((1, 1))
     bench.asked_to_stop(StopRequest(1, 1, Reason.PAUSED))
-    assert FetchOrders(bench.worker_id, with_assignments=True) in bench.beat(), "whether it still is asked to"
+    assert FetchOrders(bench.worker_id) in bench.beat(), "whether it still is asked to"
     assert bench.asked_to_stop() == [LoseFeeds([(1, 1)])]
 
 
@@ -450,4 +446,4 @@ def test_a_leaving_worker_takes_nothing_more(bench: Bench) -> None:
     assert FinishMessage("task", "released") in granted
     assert dropped(bench.message("other", (3, 1))) == [("other", "this worker is draining")]
     assert bench.found((4, 1)) == []
-    assert bench.core.orders_pending() == [FetchOrders(bench.worker_id, with_assignments=False)]
+    assert bench.core.orders_pending() == [FetchOrders(bench.worker_id)], "stops, for all that"
