@@ -220,11 +220,11 @@ class Cluster:
         node.start()
         return node
 
-    def wait_worker(self, name: str, *, limit_s: float = READY_TIMEOUT_S) -> None:
+    def wait_worker(self, name: str) -> None:
         node = self.workers[name]
         wait_until(
             lambda: self._is_registered(node),
-            limit_s=limit_s,
+            limit_s=READY_TIMEOUT_S,
             what=lambda: f"worker {name} registered ({node.status}); its log ends:\n{node.text()[-4000:]}",
         )
 
@@ -237,8 +237,8 @@ class Cluster:
         except psycopg2.Error:
             return False
 
-    def wait_leader(self, *, limit_s: float = READY_TIMEOUT_S) -> Node:
-        wait_until(lambda: self.leader() is not None, limit_s=limit_s, what="a beat is elected")
+    def wait_leader(self) -> Node:
+        wait_until(lambda: self.leader() is not None, limit_s=READY_TIMEOUT_S, what="a beat is elected")
         leader = self.leader()
         assert leader is not None
         return leader

@@ -64,7 +64,7 @@ class Neighbourhood:
         """The file whose existence makes a feed poisonous."""
         return self.cluster.directory / name.replace("/", "-")
 
-    def do(self, name: str, *, limit_s: float = LIMIT_S) -> Outcome:
+    def do(self, name: str) -> Outcome:
         """Let it be poisonous, until it is in quarantine and all others land again."""
         running = {node.name for node in self.cluster.workers.values() if node.is_running()}
         began_at = self.now()
@@ -82,7 +82,7 @@ class Neighbourhood:
             row = self.lease(name)
             return bool(row["quarantined"]) and not self._runs_in_company(row)
 
-        named = wait_until(is_apart, limit_s=limit_s, what=lambda: f"quarantined: {self.lease(name)}") - began
+        named = wait_until(is_apart, limit_s=LIMIT_S, what=lambda: f"quarantined: {self.lease(name)}") - began
         self.wait_landing(NEIGHBOURS, meanwhile=note_ended)
         return Outcome(
             workers_lost=len(ended),
@@ -149,7 +149,7 @@ class Neighbourhood:
         )
         assert not wrong, wrong
 
-    def mend(self, name: str, *, limit_s: float = LIMIT_S) -> None:
+    def mend(self, name: str) -> None:
         """Let it be harmless for as long as a quarantine lasts, and wait until it streams among the others."""
         self.flag(name).unlink()
         self.wait_landing([name])
@@ -161,7 +161,7 @@ class Neighbourhood:
         )
         wait_until(
             lambda: not self.lease(name)["quarantined"],
-            limit_s=limit_s,
+            limit_s=LIMIT_S,
             what=lambda: f"pardoned: {self.lease(name)}",
         )
         self.wait_landing([name])

@@ -123,10 +123,10 @@ class Node:
     def text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def events(self, event: str | None = None, *, since: int = 0) -> list[dict[str, Any]]:
-        """Its structured log (``FEEDQ_LOG_FORMAT=json``) from byte ``since`` on; other lines are left out."""
+    def events(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Its structured log (``FEEDQ_LOG_FORMAT=json``); other lines are left out."""
         found = []
-        for line in self.log.read_bytes()[since:].splitlines():
+        for line in self.log.read_bytes().splitlines():
             try:
                 entry = json.loads(line)
             except ValueError:

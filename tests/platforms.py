@@ -49,9 +49,9 @@ def template() -> dict[str, Any]:
     return read
 
 
-def manifests(below: str = "**") -> list[dict[str, Any]]:
+def manifests() -> list[dict[str, Any]]:
     """The objects that the manifests for Kubernetes declare, without what is kustomize's own."""
-    files = [file for file in sorted(MANIFESTS.glob(f"{below}/*.yaml")) if file.stem != "kustomization"]
+    files = [file for file in sorted(MANIFESTS.glob("**/*.yaml")) if file.stem != "kustomization"]
     return list(chain.from_iterable(yaml.safe_load_all(file.read_text()) for file in files))
 
 

@@ -123,10 +123,10 @@ class PostgresProxy:
         for link in links:
             link.release()
 
-    def cut(self, *, application: str = "") -> int:
-        """Reset every connection of matching sessions, as a network does. Returns how many."""
+    def cut(self) -> int:
+        """Reset every connection, as a network does. Returns how many."""
         with self._lock:
-            links = [link for link in self._links if link.application.startswith(application)]
+            links = list(self._links)
         for link in links:
             link.cut()
         return len(links)

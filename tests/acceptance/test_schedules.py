@@ -44,13 +44,11 @@ def runs(cluster: Cluster, schedule: str) -> list[dict[str, Any]]:
     return cluster.sql(f"{sql} ORDER BY r.id", (schedule,))
 
 
-def wait_state(
-    cluster: Cluster, schedule: str, *states: RunState, limit_s: float = LIMIT_S
-) -> dict[str, Any]:
+def wait_state(cluster: Cluster, schedule: str, *states: RunState) -> dict[str, Any]:
     """The newest run of the schedule, once it is in one of these states."""
     wait_until(
         lambda: [row for row in runs(cluster, schedule)[-1:] if row["state"] in states],
-        limit_s=limit_s,
+        limit_s=LIMIT_S,
         what=lambda: f"{schedule} {states}: {runs(cluster, schedule)}\n" + logs(cluster),
     )
     return runs(cluster, schedule)[-1]

@@ -67,7 +67,7 @@ class Up:
     def output(self) -> str:
         return self._log.read_text()
 
-    def says(self, pattern: str, *, limit_s: float = START_S) -> re.Match[str]:
+    def says(self, pattern: str) -> re.Match[str]:
         """Wait until the output matches, and the process lives."""
 
         def found() -> re.Match[str] | None:
@@ -79,17 +79,17 @@ class Up:
                 )
             return matched
 
-        wait_until(found, limit_s=limit_s, what=lambda: f"{pattern!r} in:\n{self.output}")
+        wait_until(found, limit_s=START_S, what=lambda: f"{pattern!r} in:\n{self.output}")
         matched = re.search(pattern, self.output)
         assert matched is not None
         return matched
 
-    def says_again(self, pattern: str, *, limit_s: float = START_S) -> None:
+    def says_again(self, pattern: str) -> None:
         """Wait until a line that is yet to come matches."""
         begin = len(self.output)
         wait_until(
             lambda: re.search(pattern, self.output[begin:]),
-            limit_s=limit_s,
+            limit_s=START_S,
             what=lambda: f"{pattern!r} in:\n{self.output[begin:]}",
         )
 

@@ -22,7 +22,6 @@ from feedq.core.model import (
     FeedKey,
     FeedSpec,
     LeaseState,
-    Selector,
     TargetState,
     Worker,
     WorkerState,
@@ -129,21 +128,12 @@ class FakeFleet:
         self.workers[name] = FakeWorker(name, self, clock=clock, capacity=capacity, labels=labels or {})
         self.say(f"worker {name}", "starts")
 
-    def add_feeds(
-        self, count: int, *, weight: float = 1.0, required: Mapping[str, str] | None = None
-    ) -> None:
+    def add_feeds(self, count: int) -> None:
         added = []
         for _ in range(count):
             self._feeds_added += 1
-            spec = FeedSpec(
-                name=f"feed-{self._feeds_added}",
-                connector="paper",
-                source=SOURCE,
-                sink={"table": "paper"},
-                weight=weight,
-            )
-            if required:
-                spec = spec.model_copy(update={"selector": Selector(required=required)})
+            name, sink = f"feed-{self._feeds_added}", {"table": "paper"}
+            spec = FeedSpec(name=name, connector="paper", source=SOURCE, sink=sink)
             added.append(self.store.feeds.add(spec).id)
         self.say("person", f"adds {numbers(added)}")
 

@@ -37,29 +37,26 @@ async def blast(writer: asyncio.StreamWriter, data: bytes, *, bytes_max: int = E
         sent += len(data)
 
 
-def says(
-    before: bytes, without_end: bytes = b"", *, then: bytes = b"", bytes_max: int = ENDLESS_BYTES
-) -> Script:
+def says(before: bytes, without_end: bytes = b"", *, bytes_max: int = ENDLESS_BYTES) -> Script:
     """Says something and goes on without an end, whatever it hears."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(before)
         if without_end:
             await blast(writer, without_end, bytes_max=bytes_max)
-        writer.write(then)
         await writer.drain()
 
     return script
 
 
-def drips(data: bytes, *, every_s: float = 0.05) -> Script:
+def drips(data: bytes) -> Script:
     """A byte now and then."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in data:
             writer.write(bytes([byte]))
             await writer.drain()
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(0.05)
 
     return script
 
@@ -117,18 +114,16 @@ def websocket(raw: bytes, without_end: bytes = b"", *, bytes_max: int = ENDLESS_
     return script
 
 
-def zipped(piece: bytes, count: int, *, before: bytes = b"", after: bytes = b"") -> Callable[[], bytes]:
+def zipped(piece: bytes, count: int) -> Callable[[], bytes]:
     """Made when it is asked for, which takes seconds."""
-    return partial(_zipped, piece, count, before, after)
+    return partial(_zipped, piece, count)
 
 
-def _zipped(piece: bytes, count: int, before: bytes, after: bytes) -> bytes:
+def _zipped(piece: bytes, count: int) -> bytes:
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1) as file:
-        file.write(before)
         for _ in range(count):
             file.write(piece)
-        file.write(after)
     return packed.getvalue()
 
 
@@ -200,13 +195,11 @@ def publish(payload: bytes, number: int = 1, *, properties: bytes = b"", qos: in
 # -- NATS --------------------------------------------------------------------------------------------------
 
 
-def nats(
-    *, info: bytes | None = None, on_login: Script | None = None, api: bytes | None = None, pulled: Any = None
-) -> Script:
+def nats(*, on_login: Script | None = None, api: bytes | None = None, pulled: Any = None) -> Script:
     """A server with a stream; ``pulled`` makes what a pull is answered with."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(info or b"INFO " + json.dumps(INFO).encode() + b"\r\n")
+        writer.write(b"INFO " + json.dumps(INFO).encode() + b"\r\n")
         inboxes: dict[bytes, bytes] = {}
         while line := await reader.readline():
             words = line.split()

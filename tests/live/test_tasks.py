@@ -22,12 +22,9 @@ from feedq.errors import Unavailable
 LIMIT_S = 30.0
 
 
-def assignments(count: int, *, workers: int = 1) -> list[Assignment]:
-    ids = [uuid4() for _ in range(workers)]
-    return [
-        Assignment(feed_id, 1, ids[feed_id % workers], f"queue-{feed_id % workers}")
-        for feed_id in range(1, count + 1)
-    ]
+def assignments(count: int) -> list[Assignment]:
+    worker_id = uuid4()
+    return [Assignment(feed_id, 1, worker_id, "queue") for feed_id in range(1, count + 1)]
 
 
 def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave(
