@@ -44,16 +44,16 @@ def measure(directory: Path) -> Iterator[Figure]:
             cluster.add_worker(name)
         sink = {"table": "numbers", "columns": {"seq": "/seq", "at": "/at"}, "key": ["seq"]}
         cluster.apply([feed(LIVE, source.url) | {"sink": sink, "initial_cursor": PAST}])
-        wait_until(lambda: _landed(cluster, PAST + 1), limit_s=LIMIT_S, what="the live stream lands")
+        wait_until(lambda: _landed(cluster, PAST + 1), "the live stream lands", limit_s=LIMIT_S)
         time.sleep(QUIET_S)
         alone = _last(cluster)
         yield at_most("live stream alone: delay p99", DELAY_MAX_S, _delay_s(cluster, PAST, alone), "s")
         began = time.monotonic()
         cluster.feedq("feed", "backfill", "begin", LIVE, "--from", "0", "--to", str(PAST))
         for part in (3, 2):
-            wait_until(partial(_landed, cluster, PAST // part), limit_s=LIMIT_S, what=f"1/{part} landed")
+            wait_until(partial(_landed, cluster, PAST // part), f"1/{part} landed", limit_s=LIMIT_S)
             _kill(cluster)
-        wait_until(lambda: _status(cluster) == "finished", limit_s=LIMIT_S, what="it is finished")
+        wait_until(lambda: _status(cluster) == "finished", "it is finished", limit_s=LIMIT_S)
         took_s = time.monotonic() - began
         yield at_most(
             f"{RATE:g} live records/s beside a backfill whose worker is killed twice: delay p99",
@@ -69,7 +69,7 @@ def measure(directory: Path) -> Iterator[Figure]:
 
 def _kill(cluster: Cluster) -> None:
     """Kill the worker that has the backfill, and start it again."""
-    wait_until(lambda: _owner(cluster, CHILD) is not None, limit_s=LIMIT_S, what="it has a worker")
+    wait_until(lambda: _owner(cluster, CHILD) is not None, "it has a worker", limit_s=LIMIT_S)
     name = _owner(cluster, CHILD)
     assert name is not None
     say(f"backfill: {name} is killed (the live stream is on {_owner(cluster, LIVE)})")

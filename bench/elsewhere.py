@@ -52,7 +52,7 @@ def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
 
 def _cut_off(cluster: Cluster, source: Source, proxy: SourceProxy, names: list[str]) -> Iterator[Figure]:
     first = cluster.workers["w1"]
-    wait_until(lambda: len(cluster.feeds_of(first)) == len(names) // 2, limit_s=LIMIT_S, what="an even fleet")
+    wait_until(lambda: len(cluster.feeds_of(first)) == len(names) // 2, "an even fleet", limit_s=LIMIT_S)
     cut, before, given = cluster.feeds_of(first), mark(source), _assigned(cluster, "w1")
     proxy.cut_off(first.pid)
     took = wait_resumed(source, cut, after=before, limit_s=LIMIT_S)
@@ -80,7 +80,7 @@ def _cut_off_from_sink(cluster: Cluster, source: Source, lake: SourceProxy) -> I
     began, moment = time.monotonic(), cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
     lake.cut_off(first.pid)
     landed_at = wait_until(
-        lambda: landing_since(moment) >= set(cut), limit_s=LIMIT_S, what="they land by way of the other"
+        lambda: landing_since(moment) >= set(cut), "they land by way of the other", limit_s=LIMIT_S
     )
     yield at_most("cut off from the sink: its feeds land by way of the other", MUST_S, landed_at - began, "s")
     given = _assigned(cluster, "w1")
@@ -95,9 +95,7 @@ def _cut_off_from_sink(cluster: Cluster, source: Source, lake: SourceProxy) -> I
 def _mended(cluster: Cluster, source: Source) -> Iterator[Figure]:
     sink = {"name": "default", "table": "comes_later", "columns": {"seq": "/seq"}}
     cluster.apply([{**feed("mended", source.url), "sink": sink}])
-    wait_until(
-        lambda: cluster.leases()["mended"].last_error is not None, limit_s=LIMIT_S, what="it has failed"
-    )
+    wait_until(lambda: cluster.leases()["mended"].last_error is not None, "it has failed", limit_s=LIMIT_S)
     time.sleep(FAILED_S)
     began = time.monotonic()
     cluster.sql("CREATE TABLE comes_later (seq bigint)")

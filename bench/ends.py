@@ -117,15 +117,13 @@ def outages(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Fig
 def _outage(cluster: Cluster, store: PostgresStore, postgres: Postgres, *, away_s: float, cut: bool) -> int:
     runs = [store.jobs.schedules.trigger(semantics).id for semantics in Semantics]
     going = "SELECT 1 FROM feedq.run WHERE id = ANY(%s) AND state = ANY(%s)"
-    wait_until(
-        lambda: len(cluster.sql(going, (runs, ["running"]))) == len(runs), limit_s=LIMIT_S, what="all run"
-    )
+    wait_until(lambda: len(cluster.sql(going, (runs, ["running"]))) == len(runs), "all run", limit_s=LIMIT_S)
     with frozen_database(postgres, cluster, cut=cut):
         time.sleep(away_s)
     wait_until(
         lambda: not cluster.sql(going, (runs, ["buffered", "waiting", "running"])),
+        "all have ended",
         limit_s=LIMIT_S,
-        what="all have ended",
     )
     sql = "SELECT r.job ->> 'semantics' AS semantics, state, attempt, reason FROM feedq.run r WHERE id = ANY(%s)"
     ended = cluster.sql(sql, (runs,))

@@ -46,10 +46,10 @@ def failover_gaps(directory: Path, database_url: str, count: int) -> list[float]
             cursor.execute(TABLE)
             cursor.execute("INSERT INTO public.floor SELECT unnest(%s), 1, 0", (names,))
         with _process("hold", path, str(source.port), str(count)) as holder:
-            wait_until(lambda: source.streaming().feeds == count, limit_s=LIMIT_S, what="the floor streams")
+            wait_until(lambda: source.streaming().feeds == count, "the floor streams")
             holder.send_signal(signal.SIGKILL)
             time.sleep(UNWATCHED_S)
-            wait_until(lambda: source.streaming().feeds == count, limit_s=LIMIT_S, what="the floor is back")
+            wait_until(lambda: source.streaming().feeds == count, "the floor is back")
             connections = source.connections()
         with session, session.cursor() as cursor:
             cursor.execute("DROP TABLE public.floor")

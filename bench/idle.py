@@ -147,7 +147,7 @@ def _crash(cluster: Cluster, source: Source) -> tuple[float, float]:
         "SELECT extract(epoch FROM at)::float8 AS at FROM feedq.event "
         "WHERE kind = 'worker_gone' AND worker_id = %s"
     )
-    wait_until(lambda: cluster.sql(gone, (worker_id,)), limit_s=LIMIT_S, what="the crash is seen")
+    wait_until(lambda: cluster.sql(gone, (worker_id,)), "the crash is seen")
     (row,) = cluster.sql(gone, (worker_id,))
     wall_s = time.time() - time.monotonic()
     said = [line for beat in cluster.beats.values() for line in beat.events(LogEvent.WORKER_CRASHED)]
@@ -156,6 +156,6 @@ def _crash(cluster: Cluster, source: Source) -> tuple[float, float]:
     assert closed_at is not None
     victim.wait(10)
     cluster.add_worker(name, gossip=True)
-    wait_until(lambda: len(source.live()) == FEEDS, limit_s=LIMIT_S, what="all feeds are connected again")
+    wait_until(lambda: len(source.live()) == FEEDS, "all feeds are connected again")
     time.sleep(2.5)  # the new one has settled, has its part of the feeds, and is waited for
     return seen_at - closed_at, float(row["at"]) - wall_s - closed_at

@@ -107,9 +107,9 @@ def _runs_per_s(cluster: Cluster, schedules: ScheduleStore, name: str) -> float:
     worker = cluster.add_worker(name, "-Q", "jobs", capacity=SLOTS)
     wait_until(
         lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE ended_at IS NULL LIMIT 1"),
+        lambda: f"{BACKLOG:,} runs have ended; the worker's log ends:\n{worker.text()[-3000:]}",
         limit_s=LIMIT_S,
         interval_s=0.2,
-        what=lambda: f"{BACKLOG:,} runs have ended; the worker's log ends:\n{worker.text()[-3000:]}",
     )
     worker.end(grace_s=10)
     (found,) = cluster.sql(
@@ -138,8 +138,8 @@ def lag(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]
             schedules.pause(f"tick-{n}")
         wait_until(
             lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE ended_at IS NULL LIMIT 1"),
+            "all have ended",
             limit_s=LIMIT_S,
-            what="all have ended",
         )
         (found,) = cluster.sql(
             """
@@ -186,9 +186,9 @@ def at_once(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Fig
         )
         wait_until(
             lambda: _ended(cluster) >= AT_ONCE,
+            lambda: f"{AT_ONCE:,} runs have ended: {_ended(cluster):,} have",
             limit_s=LIMIT_S,
             interval_s=0.5,
-            what=lambda: f"{AT_ONCE:,} runs have ended: {_ended(cluster):,} have",
         )
         (found,) = cluster.sql(
             "SELECT max(extract(epoch FROM started_at - due_at))::float8 AS last_s FROM feedq.run"
@@ -230,8 +230,8 @@ def _kill_one(cluster: Cluster, schedules: ScheduleStore, number: int) -> Sequen
         lambda: (
             len(cluster.sql("SELECT 1 FROM feedq.run WHERE state = 'running' AND kind = 'trigger'")) == SLOTS
         ),
+        "all slots are busy",
         limit_s=LIMIT_S,
-        what="all slots are busy",
     )
     survivor = cluster.add_worker(f"survivor{number}", "-Q", "jobs", capacity=SLOTS)
     time.sleep(SETTLE_S)
@@ -249,7 +249,7 @@ def _kill_one(cluster: Cluster, schedules: ScheduleStore, number: int) -> Sequen
         )
         return all(row["late_s"] is not None for row in rows)
 
-    wait_until(has_begun, limit_s=LIMIT_S, what="all of them have been started")
+    wait_until(has_begun, "all of them have been started", limit_s=LIMIT_S)
     assert rows, "no run fell due"
     survivor.end(grace_s=10)
     return [row["late_s"] for row in rows if row["late_s"] is not None]
@@ -269,9 +269,9 @@ def spread(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figu
             schedules.add(schedule_spec(f"tick-{n}", every=1.0, **NOTHING, jitter=1.0))
         wait_until(
             lambda: _ended(cluster) >= SPREAD_RUNS,
+            lambda: f"{SPREAD_RUNS:,} runs have ended: {_ended(cluster):,} have",
             limit_s=LIMIT_S,
             interval_s=0.5,
-            what=lambda: f"{SPREAD_RUNS:,} runs have ended: {_ended(cluster):,} have",
         )
         rows = cluster.sql(
             "SELECT count(*) AS n FROM (SELECT worker_id FROM feedq.run WHERE state = 'succeeded' "

@@ -148,10 +148,8 @@ def _feed(stage: Stage, case: str, number: int | str) -> float:
     good = stage.records - (len(stage.bad) if case == "spoiled" else 0)
     done = wait_until(
         lambda: cluster.sql("SELECT 1 FROM feedq_checkpoint WHERE feed = %s AND records >= %s", (name, good)),
+        lambda: f"{name} has landed: {cluster.sql('SELECT feed, records, cursor FROM feedq_checkpoint')}",
         limit_s=LIMIT_S,
-        what=lambda: (
-            f"{name} has landed: {cluster.sql('SELECT feed, records, cursor FROM feedq_checkpoint')}"
-        ),
         interval_s=0.01,
     )
     _check(stage, case, table, name=name)

@@ -124,7 +124,7 @@ def _settle(stage: Stage) -> None:
         running = all(row.state == "running" for row in stage.cluster.leases().values())
         return running and time.monotonic() - since[0] >= QUIET_S
 
-    wait_until(is_quiet, limit_s=LIMIT_S, what="nothing moves any more", interval_s=0.1)
+    wait_until(is_quiet, "nothing moves any more", interval_s=0.1)
 
 
 def _counts(stage: Stage) -> dict[str, int]:
@@ -163,9 +163,8 @@ def _wait_connected(stage: Stage, feeds: Collection[str], *, since: float) -> No
 
     wait_until(
         lambda: not missing(),
-        limit_s=LIMIT_S,
+        lambda: f"{len(wanted)} feeds are connected again; {missing()} are not",
         interval_s=0.05,
-        what=lambda: f"{len(wanted)} feeds are connected again; {missing()} are not",
     )
 
 
@@ -264,9 +263,7 @@ def _join(stage: Stage, *, capacity: int) -> Iterator[Figure]:
         counts = _counts(stage)
         return max(counts.values()) - min(counts.values()) <= 1
 
-    at = wait_until(
-        is_even, limit_s=LIMIT_S, what=lambda: f"the fleet is even: {_counts(stage)}", interval_s=0.05
-    )
+    at = wait_until(is_even, lambda: f"the fleet is even: {_counts(stage)}", interval_s=0.05)
     _settle(stage)
     after = stage.cluster.epochs(stage.feeds)
     moved = {name: after[name] - before[name] for name in after if after[name] != before[name]}
@@ -304,8 +301,7 @@ def _changes(stage: Stage) -> Iterator[Figure]:
     cluster.apply([feed("added/one", source.url)])
     wait_until(
         lambda: cluster.leases()["added/one"].connected and cluster.leases()[failed].reason == "failed",
-        limit_s=LIMIT_S,
-        what=lambda: f"one is added and one has failed: {cluster.leases().get(failed)}",
+        lambda: f"one is added and one has failed: {cluster.leases().get(failed)}",
     )
     _settle_but(stage, {failed})
     after = cluster.epochs()
@@ -327,8 +323,7 @@ def _settle_but(stage: Stage, left_out: Collection[str]) -> None:
         lambda: all(
             row.state == "running" for name, row in stage.cluster.leases().items() if name not in left_out
         ),
-        limit_s=LIMIT_S,
-        what="everything else runs",
+        "everything else runs",
         interval_s=0.1,
     )
 

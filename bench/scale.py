@@ -78,9 +78,9 @@ def _cold_start(cluster: Cluster, source: Source, *, feeds: int) -> Figure:
     cluster.add_worker("w1", capacity=feeds, ready=False)
     wait_until(
         lambda: source.streaming().feeds == feeds,
+        lambda: f"all of {feeds} feeds stream: {source.streaming().feeds} do",
         limit_s=START_LIMIT_S,
         interval_s=0.1,
-        what=lambda: f"all of {feeds} feeds stream: {source.streaming().feeds} do",
     )
     took_s = source.streaming().last_began_at - launched
     used_s = cpu_s(cluster.workers["w1"].pid), server_cpu_s(cluster) - servers_before_s, source.cpu_s()

@@ -88,13 +88,12 @@ def _feed(directory: Path, url: str, broker_url: str, kind: str, *, records: int
         )
         wait_until(
             lambda: cluster.sql("SELECT 1 FROM pg_tables WHERE tablename = 'feedq_checkpoint'"),
-            limit_s=30,
-            what="the sink has its checkpoint table",
+            "the sink has its checkpoint table",
         )
         done = wait_until(
             lambda: cluster.sql("SELECT 1 FROM feedq_checkpoint WHERE records >= %s", (records,)),
+            f"the {kind} feed has landed",
             limit_s=LIMIT_S,
-            what=f"the {kind} feed has landed",
             interval_s=0.005,
         )
         began = sender.began_at()

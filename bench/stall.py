@@ -61,14 +61,14 @@ def _measure(
         cluster.add_beat("beat")
         worker = psutil.Process(cluster.add_worker("w1", capacity=feeds + 1).pid)
         cluster.apply([_feed("first", sender.url)])
-        wait_until(lambda: _landed(sink) == records, limit_s=LIMIT_S, what="the first feed has landed")
+        wait_until(lambda: _landed(sink) == records, "the first feed has landed", limit_s=LIMIT_S)
         before_bytes = worker.memory_info().rss
         cluster.apply([_feed(name, sender.url) for name in feed_names(feeds)])
-        wait_until(lambda: _landed(sink) > feeds * records // 20, limit_s=LIMIT_S, what="under full load")
+        wait_until(lambda: _landed(sink) > feeds * records // 20, "under full load", limit_s=LIMIT_S)
         with _stopped(sink):
             held_bytes, rss_bytes = _peaks(worker, port, STALL_S)
         resumed = time.monotonic()
-        wait_until(lambda: _landed(sink) == (feeds + 1) * records, limit_s=LIMIT_S, what="all have landed")
+        wait_until(lambda: _landed(sink) == (feeds + 1) * records, "all have landed", limit_s=LIMIT_S)
         took_s = time.monotonic() - resumed
         wrong = _wrong(sink, records=records)
 

@@ -36,7 +36,6 @@ KINDS = {
 NEIGHBOURS = [f"well {number}" for number in range(10)]
 GOOD_OF_EACH_BAD = 19
 RATE = 20
-LIMIT_S = 60.0
 
 
 def name_of(cause: str) -> str:
@@ -117,8 +116,7 @@ class Causes:
         self.cluster.apply(declared + [feed(name_of(one), self.source.url) for one in NEIGHBOURS])
         wait_until(
             lambda: all(row.records_total for row in cluster.leases().values()) and self._is_looked_at(),
-            limit_s=LIMIT_S,
-            what=lambda: f"all land: {cluster.leases()}",
+            lambda: f"all land: {cluster.leases()}",
         )
 
     def _is_looked_at(self) -> bool:
@@ -136,11 +134,7 @@ class Causes:
     def end(self) -> None:
         """Mend it all, while the stuck feed is silent."""
         silent = "SELECT 1 FROM feedq.unmet u JOIN feedq.feed f ON f.id = u.feed_id WHERE f.name = %s"
-        wait_until(
-            lambda: self.cluster.sql(silent, (name_of(STUCK),)),
-            limit_s=LIMIT_S,
-            what="the stuck feed is silent",
-        )
+        wait_until(lambda: self.cluster.sql(silent, (name_of(STUCK),)), "the stuck feed is silent")
         self.mark()
         self.cluster.workers["w3"].signal(signal.SIGCONT)
         self._flag.unlink()
@@ -159,7 +153,7 @@ class Causes:
                     told.setdefault(cause, time.monotonic() - self._began)
             return told.keys() == KINDS.keys()
 
-        wait_until(is_told, limit_s=limit_s, what=lambda: f"told of all: {told}, {self.receiver.taken}")
+        wait_until(is_told, lambda: f"told of all: {told}, {self.receiver.taken}", limit_s=limit_s)
         found = {row["feed"]: row["after_s"] for row in reversed(self._found())}
         return {cause: Told(found[name_of(cause)], told[cause]) for cause in KINDS}
 

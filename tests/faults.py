@@ -126,8 +126,7 @@ def wait_answering(cluster: Cluster) -> None:
     running = [node for node in cluster.workers.values() if node.is_running()]
     wait_until(
         lambda: answering(cluster.broker_url) == len(running),
-        limit_s=60,
-        what="every worker answers a ping through the broker",
+        "every worker answers a ping through the broker",
     )
 
 
@@ -195,15 +194,15 @@ def freeze_inside_transaction(stage: Stage) -> tuple[Took, Node]:
         lock.cursor().execute("LOCK TABLE landed IN EXCLUSIVE MODE")
         wait_until(
             lambda: waiting_in_transaction(stage.cluster, victim),
+            f"{victim.name}'s writer waits inside its transaction",
             limit_s=10,
-            what=f"{victim.name}'s writer waits inside its transaction",
         )
         with frozen_worker(stage, victim) as (feeds, _):
             lock.rollback()
             wait_until(
                 lambda: gone_at(stage.cluster, worker_id) is not None,
+                f"{victim.name} is declared gone",
                 limit_s=FAILOVER_LIMIT_S,
-                what=f"{victim.name} is declared gone",
             )
             gone = gone_at(stage.cluster, worker_id)
             assert gone is not None
@@ -251,7 +250,7 @@ def many_feeds(directory: Path, *, postgres: Postgres, broker_url: str, database
             "SELECT 1 FROM feedq.worker WHERE name LIKE 'w2@%%' "
             "AND started_at < clock_timestamp() - make_interval(secs => %s)"
         )
-        wait_until(lambda: cluster.sql(settled, (SETTLE_S,)), limit_s=20, what="the idle worker has settled")
+        wait_until(lambda: cluster.sql(settled, (SETTLE_S,)), "the idle worker has settled")
         yield Stage(cluster, source, names, postgres=postgres)
     postgres.drop_database(database)
 
@@ -298,7 +297,7 @@ def wait_other_leader(cluster: Cluster, previous: Node) -> float:
         rows = cluster.sql("SELECT pid FROM feedq.leader WHERE expires_at > clock_timestamp()")
         return any(row["pid"] != previous.pid for row in rows)
 
-    return wait_until(other, limit_s=FAILOVER_LIMIT_S, what="another beat is elected", interval_s=0.005)
+    return wait_until(other, "another beat is elected", limit_s=FAILOVER_LIMIT_S, interval_s=0.005)
 
 
 def restart_database(stage: Stage) -> tuple[float, float]:

@@ -48,9 +48,9 @@ class Flower:
     def __init__(self, node: Node) -> None:
         self.node = node
         node.start()
-        wait_until(self._address, limit_s=40, interval_s=0.1, what=lambda: f"Flower listens:\n{node.text()}")
+        wait_until(self._address, lambda: f"Flower listens:\n{node.text()}", interval_s=0.1)
         self.base = f"http://127.0.0.1:{self._address()}"
-        wait_until(self._answers, limit_s=20, interval_s=0.1, what=lambda: f"Flower answers:\n{node.text()}")
+        wait_until(self._answers, lambda: f"Flower answers:\n{node.text()}", interval_s=0.1)
 
     def _address(self) -> str:
         assert self.node.is_running(), self.node.text()

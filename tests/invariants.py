@@ -72,9 +72,9 @@ def wait_streaming(source: Source, feeds: Collection[str], *, limit_s: float = 4
 
     return wait_until(
         lambda: not missing(),
+        lambda: _some("feeds stream; missing", missing()),
         limit_s=limit_s,
         interval_s=0.05,
-        what=lambda: _some("feeds stream; missing", missing()),
     )
 
 
@@ -96,9 +96,9 @@ def wait_resumed(
 
     wait_until(
         done,
+        lambda: _some("feeds resumed; missing", sorted(set(feeds) - set(resumed))),
         limit_s=limit_s,
         interval_s=0.05,
-        what=lambda: _some("feeds resumed; missing", sorted(set(feeds) - set(resumed))),
     )
     return Took(tuple(sorted(resumed.values())))
 
@@ -153,9 +153,9 @@ def _check_landed(cluster: Cluster, source: Source, feeds: Collection[str], *, t
 
     wait_until(
         lambda: not behind(),
+        lambda: _describe_behind(cluster, source, behind(), sent, table=table),
         limit_s=LANDING_LIMIT_S,
         interval_s=0.1,
-        what=lambda: _describe_behind(cluster, source, behind(), sent, table=table),
     )
     have = landed(cluster, table=table)
     doubled = [f"{n}: {have[n]}" for n in feeds if have[n].count != have[n].distinct]

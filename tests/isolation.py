@@ -82,7 +82,7 @@ class Neighbourhood:
             row = self.lease(name)
             return bool(row["quarantined"]) and not self._runs_in_company(row)
 
-        named = wait_until(is_apart, limit_s=LIMIT_S, what=lambda: f"quarantined: {self.lease(name)}") - began
+        named = wait_until(is_apart, lambda: f"quarantined: {self.lease(name)}") - began
         self.wait_landing(NEIGHBOURS, meanwhile=note_ended)
         return Outcome(
             workers_lost=len(ended),
@@ -122,7 +122,7 @@ class Neighbourhood:
 
         self.cluster.sql(LANDED)
         wait_until(
-            lambda: not behind(), limit_s=limit_s, interval_s=0.1, what=lambda: f"all land: {behind()} do not"
+            lambda: not behind(), lambda: f"all land: {behind()} do not", limit_s=limit_s, interval_s=0.1
         )
 
     def silence_s(self, since: Any) -> float:
@@ -159,11 +159,7 @@ class Neighbourhood:
             "WHERE feed_id = (SELECT id FROM feedq.feed WHERE name = %s)",
             (QUARANTINE_MAX_S, name),
         )
-        wait_until(
-            lambda: not self.lease(name)["quarantined"],
-            limit_s=LIMIT_S,
-            what=lambda: f"pardoned: {self.lease(name)}",
-        )
+        wait_until(lambda: not self.lease(name)["quarantined"], lambda: f"pardoned: {self.lease(name)}")
         self.wait_landing([name])
 
     def remove(self, name: str) -> None:

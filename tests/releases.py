@@ -104,8 +104,7 @@ class Rollout:
         running = [node.pid for side in (self.before, self.after) for node in side.workers.values()]
         wait_until(
             lambda: self._idle(running, since) == [],
-            limit_s=LIMIT_S,
-            what=lambda: f"each worker has feeds and has done runs; not {self._idle(running, since)}",
+            lambda: f"each worker has feeds and has done runs; not {self._idle(running, since)}",
         )
 
     def leave(self, cluster: Cluster) -> None:

@@ -45,8 +45,8 @@ class Stage:
         self.cluster.heal(workers=workers, capacity=CAPACITY)
         self.cluster.wait_leader()
         wait_streaming(self.source, self.feeds)
-        wait_until(self._is_settled, limit_s=30, what="the fleet's first ttl is over")
-        wait_until(self._is_even, limit_s=30, what=lambda: f"nothing is about to move: {self._held()}")
+        wait_until(self._is_settled, "the fleet's first ttl is over")
+        wait_until(self._is_even, lambda: f"nothing is about to move: {self._held()}")
         wait_streaming(self.source, self.feeds)  # those that moved as well
 
     def _is_settled(self) -> bool:
@@ -106,9 +106,9 @@ class Stage:
 
         return wait_until(
             lambda: behind() == 0,
+            lambda: f"all feeds land again; {behind()} do not",
             limit_s=limit_s,
             interval_s=0.05,
-            what=lambda: f"all feeds land again; {behind()} do not",
         )
 
     def wait_resumed(self, feeds: Collection[str], fault: Callable[[], float], *, limit_s: float) -> Took:

@@ -198,8 +198,7 @@ class Troubled:
         self.cluster.apply(self._feeds)
         wait_until(
             lambda: self.count("SELECT count(DISTINCT feed) FROM landed") == NEIGHBOURS,
-            limit_s=LIMIT_S,
-            what=lambda: f"the neighbours land:\n{self.cluster.workers['w1'].text()[-4_000:]}",
+            lambda: f"the neighbours land:\n{self.cluster.workers['w1'].text()[-4_000:]}",
         )
 
     def add(self, *cases: Case) -> None:
@@ -222,12 +221,12 @@ class Troubled:
     def wait_landed(self, *cases: Case) -> None:
         """Until each of them has landed something, where it is to."""
         for case in cases:
-            wait_until(partial(self._has_landed, case), limit_s=LIMIT_S, what=f"{case.name}: lands")
+            wait_until(partial(self._has_landed, case), f"{case.name}: lands")
 
     def wait_shown(self, *cases: Case) -> None:
         """Until the control database says what is wrong with each of them."""
         for case in cases:
-            wait_until(partial(self._is_shown, case), limit_s=LIMIT_S, what=partial(self._story, case))
+            wait_until(partial(self._is_shown, case), partial(self._story, case))
 
     def _story(self, case: Case) -> str:
         log = self.cluster.workers["w1"].text()

@@ -32,7 +32,7 @@ class Served:
             log=cluster.directory / "api.log",
         )
         self.node.start()
-        wait_until(self._url, limit_s=40, what=lambda: f"the API listens:\n{self.node.text()}")
+        wait_until(self._url, lambda: f"the API listens:\n{self.node.text()}")
         self.url = self._url()
 
     def _url(self) -> str:

@@ -17,7 +17,6 @@ LIVE = "desk/live"
 CHILD = f"{LIVE}~backfill"
 RATE = 4_000.0
 PAST = 20_000
-LIMIT_S = 40.0
 
 
 class Desk:
@@ -44,17 +43,17 @@ class Desk:
 
     def forget(self) -> int:
         """Have the table lose all that it has; returns how far that goes."""
-        wait_until(lambda: self.last() >= PAST, limit_s=LIMIT_S, what=f"{PAST} landed")
+        wait_until(lambda: self.last() >= PAST, f"{PAST} landed")
         upto = self.last()
         self.cluster.sql("DELETE FROM keyed WHERE seq <= %s", (upto,))
         return upto
 
     def wait_landed(self, upto: int, count: int) -> None:
-        wait_until(lambda: self.rows(upto)[0] >= count, limit_s=LIMIT_S, what=f"{count} landed again")
+        wait_until(lambda: self.rows(upto)[0] >= count, f"{count} landed again")
 
     def wait_ended(self) -> Any:
-        wait_until(lambda: self.ask("show", LIVE)["ended_at"], limit_s=LIMIT_S, what="it has ended")
-        wait_until(lambda: CHILD not in self.cluster.leases(), limit_s=LIMIT_S, what="it is gone")
+        wait_until(lambda: self.ask("show", LIVE)["ended_at"], "it has ended")
+        wait_until(lambda: CHILD not in self.cluster.leases(), "it is gone")
         return self.ask("show", LIVE)
 
     def owner(self) -> Node:
@@ -121,9 +120,7 @@ def lands_between(
         ]
 
     cursors = send(range(1, 4_001))
-    wait_until(
-        lambda: len(landed()) == 4_000, limit_s=LIMIT_S, what=lambda: f"4,000 rows, not {len(landed())}"
-    )
+    wait_until(lambda: len(landed()) == 4_000, lambda: f"4,000 rows, not {len(landed())}")
     epochs = cluster.epochs([name])
     cluster.sql(f"DELETE FROM {table}")
     asked = ("--from", cursors[999], "--to", cursors[2_999], "--rows-per-s", "2000")
@@ -133,19 +130,15 @@ def lands_between(
     def shown() -> Any:
         return json.loads(cluster.feedq("feed", "backfill", "show", name, "--json"))
 
-    wait_until(lambda: shown()["ended_at"], limit_s=LIMIT_S, what=lambda: f"its end: {shown()}")
+    wait_until(lambda: shown()["ended_at"], lambda: f"its end: {shown()}")
     assert (shown()["status"], shown()["records"]) == ("finished", 2_000)
     wanted = [(seq, name) for seq in (*range(1_001, 3_001), *range(4_001, 4_501))]
-    wait_until(lambda: landed() == wanted, limit_s=LIMIT_S, what=lambda: f"2,500 rows, not {len(landed())}")
+    wait_until(lambda: landed() == wanted, lambda: f"2,500 rows, not {len(landed())}")
     assert cluster.epochs([name]) == epochs, "the live stream went on"
 
     # An end that nothing has come to yet is where the feed stands.
     cluster.feedq("feed", "backfill", "begin", name, "--from", cursors[3_499], "--to", beyond)
-    wait_until(
-        lambda: shown()["ended_at"] and shown()["records"] == 1_000,
-        limit_s=LIMIT_S,
-        what=lambda: f"{shown()}",
-    )
+    wait_until(lambda: shown()["ended_at"] and shown()["records"] == 1_000, lambda: f"{shown()}")
     assert [seq for seq, _ in landed()] == [*range(1_001, 3_001), *range(3_501, 4_501)]
 
 

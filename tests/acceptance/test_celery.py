@@ -74,7 +74,7 @@ def test_every_node_is_ready_and_answers_a_ping(celery_setup: CeleryTestSetup) -
     def answering() -> set[str]:
         return {name for answer in celery_setup.app.control.ping(timeout=2.0) for name in answer}
 
-    wait_until(lambda: answering() == workers, limit_s=20, what=lambda: f"all of {workers} answer")
+    wait_until(lambda: answering() == workers, lambda: f"all of {workers} answer")
 
 
 def test_inspect_active_lists_every_running_feed_on_its_worker(
@@ -82,7 +82,7 @@ def test_inspect_active_lists_every_running_feed_on_its_worker(
 ) -> None:
     leases = cluster.leases().values()
     owners = {f"{row.feed_id}-{row.epoch}": row.worker for row in leases}
-    wait_until(lambda: active(celery_setup) == owners, limit_s=20, what=lambda: f"Celery shows {owners}")
+    wait_until(lambda: active(celery_setup) == owners, lambda: f"Celery shows {owners}")
 
 
 def test_revoke_with_terminate_ends_one_stream_and_the_feed_starts_anew(
@@ -104,7 +104,7 @@ def test_revoke_with_terminate_also_ends_a_feed_in_quarantine_which_starts_anew_
     chosen = FEEDS[1]
     others = cluster.epochs([feed for feed in FEEDS if feed != chosen])
     cluster.feedq("feed", "pause", chosen)
-    wait_until(lambda: cluster.leases()[chosen].state == "idle", limit_s=20, what="paused")
+    wait_until(lambda: cluster.leases()[chosen].state == "idle", "paused")
     cluster.sql(
         "UPDATE feedq.lease SET quarantined = true, blamed = 2, blamed_at = clock_timestamp() WHERE feed_id = %s",
         (cluster.leases()[chosen].feed_id,),
@@ -113,9 +113,7 @@ def test_revoke_with_terminate_also_ends_a_feed_in_quarantine_which_starts_anew_
     cluster.feedq("feed", "resume", chosen)
     wait_resumed(source, [chosen], after=before, limit_s=40)
     row = cluster.leases()[chosen]
-    wait_until(
-        lambda: f"{row.feed_id}-{row.epoch}" in active(celery_setup), limit_s=20, what="Celery shows the task"
-    )
+    wait_until(lambda: f"{row.feed_id}-{row.epoch}" in active(celery_setup), "Celery shows the task")
     before = mark(source)
     celery_setup.app.control.revoke(f"{row.feed_id}-{row.epoch}", terminate=True)
     wait_resumed(source, [chosen], after=before, limit_s=40)
@@ -131,12 +129,12 @@ def test_an_ordinary_task_runs_beside_the_streams_and_is_acknowledged_at_its_end
     client = valkey.client()
     try:
         celery_setup.app.send_task("tests.ordinary", args=("ordinary",), queue="feedq")
-        wait_until(lambda: client.get("ordinary/begun") == b"1", limit_s=20, what="the task began")
+        wait_until(lambda: client.get("ordinary/begun") == b"1", "the task began")
         unacked = client.hlen("unacked")
         client.set("ordinary/go", "1")
-        wait_until(lambda: client.get("ordinary/ended") == b"1", limit_s=20, what="the task ended")
+        wait_until(lambda: client.get("ordinary/ended") == b"1", "the task ended")
         assert unacked >= 1
-        wait_until(lambda: client.hlen("unacked") == 0, limit_s=20, what="the task was acknowledged")
+        wait_until(lambda: client.hlen("unacked") == 0, "the task was acknowledged")
     finally:
         client.close()
     check_invariants(cluster, source, FEEDS)

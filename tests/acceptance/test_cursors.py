@@ -41,9 +41,7 @@ class Bench:
         return row["rows"], row["different"], row["first"], row["last"]
 
     def wait_landed(self, name: str, number: int) -> None:
-        wait_until(
-            lambda: self.landed(name)[3] >= number, limit_s=LIMIT_S, what=f"number {number} of {name} landed"
-        )
+        wait_until(lambda: self.landed(name)[3] >= number, f"number {number} of {name} landed")
 
     def check(self, name: str) -> None:
         """Each number from the first to the last is there once."""

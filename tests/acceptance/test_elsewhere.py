@@ -57,7 +57,7 @@ class Fleet:
             return int(self.cluster.sql("SELECT pass_seq FROM feedq.fleet")[0]["pass_seq"])
 
         until = passes() + count
-        wait_until(lambda: passes() >= until, limit_s=60, what=f"{count} passes")
+        wait_until(lambda: passes() >= until, f"{count} passes")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def fleet(place: Place) -> Iterator[Fleet]:
 def test_the_feeds_of_a_worker_that_is_cut_off_from_the_source_stream_on_the_other_and_stay_there(
     fleet: Fleet,
 ) -> None:
-    wait_until(lambda: len(fleet.feeds_of("w1")) == 4, limit_s=30, what="an even fleet")
+    wait_until(lambda: len(fleet.feeds_of("w1")) == 4, "an even fleet")
     cut = fleet.feeds_of("w1")
     others = fleet.cluster.epochs([name for name in FEEDS if name not in cut])
     before, given = mark(fleet.source), fleet.assignments_to("w1")
@@ -110,28 +110,27 @@ def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_th
     # All of them may be on one worker, if the tests before have left the others there.
     first, second = ("w1", "w2") if set(LAKE) & set(fleet.feeds_of("w1")) else ("w2", "w1")
     fleet.lake.cut_off(fleet.pid(first))
-    wait_until(lambda: not set(LAKE) & set(fleet.feeds_of(first)), limit_s=60, what="they are let go of")
+    wait_until(lambda: not set(LAKE) & set(fleet.feeds_of(first)), "they are let go of")
     since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
 
     def target() -> set[str]:
         rows = fleet.cluster.sql("SELECT DISTINCT feed FROM landed WHERE received_at > %s", (since,))
         return {row["feed"] for row in rows}
 
-    wait_until(lambda: target() >= set(LAKE), limit_s=60, what="all land")
+    wait_until(lambda: target() >= set(LAKE), "all land")
     fleet.wait_passes(PASSES_WATCHED)
     assert not set(LAKE) & set(fleet.feeds_of(first)), "something came back"
     fleet.lake.cut_off(fleet.pid(second))
     wait_until(
         lambda: {row["sinks_down"][0] for row in down(fleet)} == {"lake"} and len(down(fleet)) == 2,
-        limit_s=60,
-        what="both say that they are cut off",
+        "both say that they are cut off",
     )
     before = fleet.cluster.epochs(LAKE)
     fleet.wait_passes(PASSES_WATCHED)
     assert fleet.cluster.epochs(LAKE) == before, "nobody writes there: nothing is won by a move"
     fleet.lake.let_in(fleet.pid("w1"), fleet.pid("w2"))
     since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
-    wait_until(lambda: target() >= set(LAKE), limit_s=60, what="all land again")
+    wait_until(lambda: target() >= set(LAKE), "all land again")
     check_invariants(fleet.cluster, fleet.source, LAKE)
 
 

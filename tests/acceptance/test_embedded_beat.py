@@ -36,7 +36,7 @@ def waits(worker: Node) -> bool:
 def ends_whole(worker: Node, how: signal.Signals) -> None:
     worker.signal(how)
     assert worker.wait(20) == (0 if how is signal.SIGTERM else -how), worker.text()[-4000:]
-    wait_until(lambda: not group_of(worker), limit_s=10, what=lambda: f"all have ended: {group_of(worker)}")
+    wait_until(lambda: not group_of(worker), lambda: f"all have ended: {group_of(worker)}", limit_s=10)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -47,7 +47,7 @@ def test_the_beat_of_a_worker_that_waits_for_its_database_ends_with_it(
     with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, with_roles=False) as cluster:
         for number in range(ROUNDS):
             worker = cluster.add_worker(f"w{number}", "-B", env=nowhere, ready=False)
-            wait_until(lambda: waits(worker), limit_s=30, what=worker.text)  # noqa: B023
+            wait_until(lambda: waits(worker), worker.text)  # noqa: B023
             ends_whole(worker, how)
 
 
@@ -59,10 +59,7 @@ def test_the_beat_of_a_worker_that_serves_ends_with_it(
         worker = cluster.add_worker("w1", "-B")
         wait_until(
             lambda: cluster.sql("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'feedq-beat%'"),
-            limit_s=30,
-            what="its beat takes part in the election",
+            "its beat takes part in the election",
         )
-        wait_until(
-            lambda: len(group_of(worker)) >= 3, limit_s=20, what="itself, its monitor and its beat run"
-        )
+        wait_until(lambda: len(group_of(worker)) >= 3, "itself, its monitor and its beat run")
         ends_whole(worker, how)

@@ -44,8 +44,8 @@ def shared_bench(place: Place) -> Iterator[Causes]:
 def bench(shared_bench: Causes) -> Causes:
     wait_until(
         lambda: not shared_bench.cluster.sql(UNSETTLED),
+        lambda: f"settled, and not {shared_bench.cluster.sql(UNSETTLED)}",
         limit_s=LIMIT_S,
-        what=lambda: f"settled, and not {shared_bench.cluster.sql(UNSETTLED)}",
     )
     return shared_bench
 
@@ -54,12 +54,10 @@ def test_each_cause_is_told_once_and_so_is_its_end_and_nothing_else(bench: Cause
     """What a target does not take meanwhile it is told when it is back, and the passes go on."""
     bench.receiver.refuses = True
     bench.begin()
-    wait_until(lambda: bench.receiver.refused, limit_s=LIMIT_S, what="a message that is refused")
+    wait_until(lambda: bench.receiver.refused, "a message that is refused", limit_s=LIMIT_S)
     looked = "SELECT pass_seq FROM feedq.fleet"
     before = bench.cluster.sql(looked)[0]["pass_seq"]
-    wait_until(
-        lambda: bench.cluster.sql(looked)[0]["pass_seq"] > before, limit_s=LIMIT_S, what="passes are made"
-    )
+    wait_until(lambda: bench.cluster.sql(looked)[0]["pass_seq"] > before, "passes are made", limit_s=LIMIT_S)
     bench.receiver.refuses = False
     bench.observe(begins=True, limit_s=LIMIT_S)
     assert bench.alerts() == wanted(begins=True)

@@ -75,9 +75,8 @@ def test_a_selector_takes_a_feed_to_where_its_labels_are_and_without_any_it_wait
     fleet.cluster.feedq("feed", "set", chosen, "selector.required.region=mars")
     wait_until(
         lambda: fleet.ask("feed", "show", chosen)["view"]["lease"]["reason"] == "no_match",
-        limit_s=20,
+        "the feed waits for a worker with its label",
         interval_s=0.2,
-        what="the feed waits for a worker with its label",
     )
     assert "no worker that serves has region=mars" in fleet.ask("feed", "show", chosen)["explanation"]
     before = mark(fleet.source)
@@ -106,8 +105,8 @@ def test_a_removed_feed_ends_and_keeps_what_it_landed(fleet: Fleet) -> None:
     chosen = FEEDS[2]
     others = fleet.others(chosen)
     fleet.cluster.feedq("feed", "remove", chosen, "--yes")
-    wait_until(lambda: chosen not in fleet.source.live(), limit_s=15, what="the removed feed lets go")
-    wait_until(lambda: chosen not in fleet.feeds(), limit_s=15, what="the removed feed is gone")
+    wait_until(lambda: chosen not in fleet.source.live(), "the removed feed lets go", limit_s=15)
+    wait_until(lambda: chosen not in fleet.feeds(), "the removed feed is gone", limit_s=15)
     kept = landed(fleet.cluster)[chosen]
     assert kept.count == kept.distinct == kept.last
     check_invariants(fleet.cluster, fleet.source, sorted(others), untouched=others)
@@ -122,11 +121,7 @@ def refused(fleet: Fleet) -> None:
     fleet.cluster.make("CREATE TABLE typed (seq bigint, pad date)")
     sink = {"table": "typed", "columns": {"seq": "/seq", "pad": "/pad"}}
     fleet.cluster.apply([feed(TYPED, fleet.source.url) | {"sink": sink}])
-    wait_until(
-        lambda: fleet.cluster.leases()[TYPED].dead_letters_total >= REFUSED,
-        limit_s=40,
-        what="records refused",
-    )
+    wait_until(lambda: fleet.cluster.leases()[TYPED].dead_letters_total >= REFUSED, "records refused")
     fleet.cluster.feedq("feed", "pause", TYPED, "--wait")
 
 

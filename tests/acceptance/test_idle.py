@@ -16,7 +16,6 @@ from tests.cluster import ROOT, Cluster, Place, feed, wait_until
 from tests.invariants import wait_streaming
 from tests.source_process import Source
 
-LIMIT_S = 30.0
 WINDOW_S = 2.0
 TRANSACTIONS_MAX_PER_S = 40
 """Three workers and two beats make about ten once they have settled; with a look each 10 ms they would be about a
@@ -46,9 +45,7 @@ def test_an_idle_fleet_costs_next_to_nothing_and_a_crash_is_heard_of(fleet: Clus
             AND wait_event_type = 'Lock' AND wait_event = 'advisory'
     """
     # One for each worker, and one of the beat that stands by.
-    wait_until(
-        lambda: fleet.sql(waiting)[0]["n"] == 4, limit_s=LIMIT_S, what="each session waits for another"
-    )
+    wait_until(lambda: fleet.sql(waiting)[0]["n"] == 4, "each session waits for another")
     rates: list[tuple[float, float]] = []
 
     def is_calm() -> bool:
@@ -58,13 +55,13 @@ def test_an_idle_fleet_costs_next_to_nothing_and_a_crash_is_heard_of(fleet: Clus
         rates.append(((after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s))
         return rates[-1][0] <= TRANSACTIONS_MAX_PER_S and rates[-1][1] <= CORES_MAX
 
-    wait_until(is_calm, limit_s=LIMIT_S, what=lambda: f"transactions a second and cores: {rates}")
+    wait_until(is_calm, lambda: f"transactions a second and cores: {rates}")
 
     victim = fleet.workers["w1"]
     worker_id = fleet.worker_id(victim)
     killed_at = victim.signal(signal.SIGKILL)
     gone = "SELECT 1 FROM feedq.event WHERE kind = 'worker_gone' AND worker_id = %s"
-    seen_at = wait_until(lambda: fleet.sql(gone, (worker_id,)), limit_s=LIMIT_S, what="its end is seen")
+    seen_at = wait_until(lambda: fleet.sql(gone, (worker_id,)), "its end is seen")
     assert seen_at - killed_at <= SEEN_MAX_S
 
 
@@ -88,7 +85,7 @@ def test_a_worker_with_one_sink_in_use_has_few_threads_and_sessions(place: Place
         def is_calm() -> bool:
             return len(names.read_text().split()) <= THREADS_MAX and len(sessions()) <= SESSIONS_MAX
 
-        wait_until(is_calm, limit_s=CALM_LIMIT_S, what=lambda: f"{names.read_text().split()}, {sessions()}")
+        wait_until(is_calm, lambda: f"{names.read_text().split()}, {sessions()}", limit_s=CALM_LIMIT_S)
         documented = (ROOT / "docs" / "explanation" / "worker.md").read_text()
         for name in names.read_text().split():
             stem = re.sub(r"-(default|[0-9]+)$", "-…", name).replace("MainThread", "main")

@@ -67,7 +67,7 @@ def test_two_readers_of_one_feed_are_found(witnesses: tuple[Cluster, Source]) ->
     try:
         for reader in readers:
             reader.sendall(hello)
-        wait_until(source.overlaps, limit_s=10, what="the source sees both")
+        wait_until(source.overlaps, "the source sees both", limit_s=10)
         with pytest.raises(AssertionError, match="two live connections"):
             check_invariants(cluster, source, ["one"])
     finally:

@@ -47,9 +47,9 @@ class Port:
     def wait(self, path: str, status: int, *, limit_s: float = 40.0) -> None:
         wait_until(
             lambda: self.get(path)[0] == status,
+            lambda: f"{path} answers {status}; it says {self.get(path)}",
             limit_s=limit_s,
             interval_s=0.1,
-            what=lambda: f"{path} answers {status}; it says {self.get(path)}",
         )
 
     def value(self, name: str, **labels: str) -> float:
@@ -139,8 +139,7 @@ def test_metrics_count_what_lands_and_a_worker_one_of_whose_threads_has_ended_is
                 port.value("feedq_worker_feeds", status="streaming") == 2
                 and port.value("feedq_records_total") > 50
             ),
-            limit_s=20,
-            what=lambda: f"two feeds are counted:\n{port.get('/metrics')[1]}",
+            lambda: f"two feeds are counted:\n{port.get('/metrics')[1]}",
         )
         landed = cluster.sql("SELECT count(*) AS n FROM landed")[0]["n"]
         assert port.value("feedq_records_total") >= landed - 200
@@ -193,16 +192,15 @@ def test_the_elected_beat_tells_how_the_fleet_is_and_every_metric_that_is_asked_
                 leader.value("feedq_feeds", status="streaming") == 3
                 and leader.value("feedq_feeds_unplaced", reason="no_match") == 1
             ),
-            limit_s=30,
+            lambda: f"the fleet is counted:\n{leader.get('/metrics')[1]}",
             interval_s=0.2,
-            what=lambda: f"the fleet is counted:\n{leader.get('/metrics')[1]}",
         )
         assert leader.value("feedq_beat_leads") == 1
         assert leader.value("feedq_workers", state="serving") == 1
         assert 0 < leader.value("feedq_oldest_heartbeat_seconds") < 8
         assert leader.reason("/readyz") == "elected"
 
-        wait_until(lambda: not missing(), limit_s=40, interval_s=0.5, what=lambda: f"exported: {missing()}")
+        wait_until(lambda: not missing(), lambda: f"exported: {missing()}", interval_s=0.5)
 
         # The other one says nothing of the fleet, until it is elected.
         assert other.reason("/readyz") == "stands by"
@@ -211,7 +209,6 @@ def test_the_elected_beat_tells_how_the_fleet_is_and_every_metric_that_is_asked_
         cluster.beats["b1"].signal(signal.SIGKILL)
         wait_until(
             lambda: other.value("feedq_feeds", status="streaming") == 3,
-            limit_s=30,
+            lambda: f"the other beat tells it:\n{other.get('/metrics')[1]}",
             interval_s=0.2,
-            what=lambda: f"the other beat tells it:\n{other.get('/metrics')[1]}",
         )

@@ -150,7 +150,7 @@ class FirstTerminal:
                 ["bash", "-c", re.sub(r"^((?:\w+=\S+ )*)", r"\1exec ", command)],
                 cwd=self.where, env=self._env, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        wait_until(lambda: "everything is up" in self._said(), limit_s=START_S, what=self._said)
+        wait_until(lambda: "everything is up" in self._said(), self._said, limit_s=START_S)
 
     def _said(self) -> str:
         return (self.where / "up.out").read_text()
@@ -200,7 +200,7 @@ class Terminal:
         def said() -> str:
             return self._log.read_text()[before:]
 
-        wait_until(lambda: said().endswith("@done\n"), limit_s=BLOCK_MAX_S, what=said)
+        wait_until(lambda: said().endswith("@done\n"), said, limit_s=BLOCK_MAX_S)
         failed = re.findall(r"^@failed (\d+) (.*)$", said(), re.MULTILINE)
         assert [one for one in failed if not one[1].startswith(tuple(MAY_FAIL))] == [], said()
         return re.sub(r"^@.*\n", "", said(), flags=re.MULTILINE)
@@ -366,7 +366,7 @@ def type_page(page: Path, terminal: Terminal, where: Path, place: Place) -> list
         for asked, statement in ASKED_FOR.items():
             if asked in block.text:
                 # Nobody holds a feed that is just being moved.
-                wait_until(partial(ask, place, statement), limit_s=30, what=asked)
+                wait_until(partial(ask, place, statement), asked)
                 place.stands_in[asked] = str(ask(place, statement)[0][0])
         first = IN_THE_FIRST_TERMINAL.search(block.text)
         said.append(terminal.type(IN_THE_FIRST_TERMINAL.sub("", block.text)))

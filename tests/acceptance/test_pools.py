@@ -78,16 +78,14 @@ def test_a_pool_of_celerys_own_runs_ordinary_tasks_and_nothing_of_feedq(
 
         forge(broker_url)
         sender.send_task("tests.touch", (str(done),), queue=DEFAULT_QUEUE)
-        wait_until(lambda: done.exists() and done.read_text(), limit_s=LIMIT_S, what=worker.text)
+        wait_until(lambda: done.exists() and done.read_text(), worker.text)
         assert (int(done.read_text()) == worker.pid) is (pool != "prefork")
         (said,) = worker.events(LogEvent.TASKS_ONLY)
         assert said["pool"] == ("thread" if pool == "threads" else pool)
 
         # It makes passes, as any worker of that queue does, and gives itself nothing.
         wait_until(
-            lambda: cluster.sql("SELECT 1 FROM feedq.fleet WHERE pass_at IS NOT NULL"),
-            limit_s=LIMIT_S,
-            what="a pass was made",
+            lambda: cluster.sql("SELECT 1 FROM feedq.fleet WHERE pass_at IS NOT NULL"), "a pass was made"
         )
         assert cluster.sql("SELECT 1 FROM feedq.worker") == []
         assert {row.state for row in cluster.leases().values()} == {"idle"}

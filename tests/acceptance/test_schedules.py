@@ -48,18 +48,13 @@ def wait_state(cluster: Cluster, schedule: str, *states: RunState) -> dict[str, 
     """The newest run of the schedule, once it is in one of these states."""
     wait_until(
         lambda: [row for row in runs(cluster, schedule)[-1:] if row["state"] in states],
-        limit_s=LIMIT_S,
-        what=lambda: f"{schedule} {states}: {runs(cluster, schedule)}\n" + logs(cluster),
+        lambda: f"{schedule} {states}: {runs(cluster, schedule)}\n" + logs(cluster),
     )
     return runs(cluster, schedule)[-1]
 
 
 def wait_effect(cluster: Cluster, schedule: str, what: str) -> dict[str, Any]:
-    wait_until(
-        lambda: effects(cluster, schedule, what),
-        limit_s=LIMIT_S,
-        what=lambda: f"{schedule}: {what}\n" + logs(cluster),
-    )
+    wait_until(lambda: effects(cluster, schedule, what), lambda: f"{schedule}: {what}\n" + logs(cluster))
     return effects(cluster, schedule, what)[-1]
 
 
@@ -94,13 +89,9 @@ def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
     schedules.add(never("slow", task="tests.slow", args=[2.0], overlap=Overlap.ALLOW_ALL))
     for _ in range(4):
         schedules.trigger("slow")
-    wait_until(
-        lambda: len(effects(cluster, "slow", "begun")) >= 3, limit_s=LIMIT_S, what=lambda: logs(cluster)
-    )
+    wait_until(lambda: len(effects(cluster, "slow", "begun")) >= 3, lambda: logs(cluster))
     assert len([row for row in runs(cluster, "slow") if row["state"] == "waiting"]) == 1
-    wait_until(
-        lambda: len(effects(cluster, "slow", "ended")) == 4, limit_s=LIMIT_S, what=lambda: logs(cluster)
-    )
+    wait_until(lambda: len(effects(cluster, "slow", "ended")) == 4, lambda: logs(cluster))
 
 
 BEAT_SCHEDULE = """
@@ -142,8 +133,7 @@ def test_two_plain_beats_whose_clocks_differ_double_nothing(cluster: Cluster) ->
 
     wait_until(
         lambda: all(sent(beat) >= 3 for beat in cluster.beats.values()),
-        limit_s=LIMIT_S,
-        what=lambda: "\n".join(beat.text()[-3000:] for beat in cluster.beats.values()),
+        lambda: "\n".join(beat.text()[-3000:] for beat in cluster.beats.values()),
     )
     for beat in cluster.beats.values():
         beat.end(grace_s=5)
@@ -173,7 +163,7 @@ def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedule
     warned = cluster.run_apply(schedules=[{"name": "note", "task": "tests.note", "every": "1s"}])
     assert warned.returncode == 0
     assert "Warning: schedule note: no worker knows task tests.note: its runs wait" in warned.stderr
-    wait_until(lambda: runs(cluster, "note"), limit_s=LIMIT_S, what="it is fired")
+    wait_until(lambda: runs(cluster, "note"), "it is fired")
     level, detail = said()
     assert level == "FAIL"
     assert detail.startswith("schedule note: no worker knows task tests.note")
@@ -181,8 +171,7 @@ def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedule
     wait_until(
         # The old one is the first to be offered half of the ticks, so others fall due while one waits.
         lambda: "succeeded" in {row["state"] for row in runs(cluster, "note")},
-        limit_s=LIMIT_S,
-        what="the new worker runs it",
+        "the new worker runs it",
     )
     level, detail = said()
     assert (level, detail) == (

@@ -20,7 +20,6 @@ from tests.schedules import Keys, never
 
 pytestmark = pytest.mark.timeout(150)
 
-LIMIT_S = 40.0
 TAKES_S = 2.5
 TIMEOUT_S = 8.0
 """Of runs that are over in time, and of whose end the database hears when their time is up by its clock."""
@@ -55,8 +54,7 @@ def begin(cluster: Cluster, schedules: ScheduleStore) -> None:
             len(cluster.sql("SELECT 1 FROM feedq.run WHERE state = 'running'")) == len(Semantics)
             and cluster.sql("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'feedq-job/%'")
         ),
-        limit_s=LIMIT_S,
-        what="all run",
+        "all run",
     )
 
 
@@ -64,8 +62,7 @@ def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
     """State and attempt of the newest run of each schedule, once none is on its way."""
     wait_until(
         lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE ended_at IS NULL"),
-        limit_s=LIMIT_S,
-        what=lambda: (
+        lambda: (
             f"all have ended: {cluster.sql('SELECT * FROM feedq.run')}\n"
             + "\n".join(node.text()[-3000:] for node in cluster.workers.values())
         ),

@@ -177,8 +177,7 @@ def told(place: Place) -> Iterator[tuple[Cluster, list[dict[str, Any]]]]:
         names = {feed["name"] for feed in declared}
         wait_until(
             lambda: all(row.last_error for name, row in cluster.leases().items() if name in names),
-            limit_s=60,
-            what=lambda: f"every feed has an error to show: {cluster.leases()}",
+            lambda: f"every feed has an error to show: {cluster.leases()}",
         )
         assert parrot.heard >= {"tcp", "http", "websocket", "redis", "nats", "mqtt"}, (
             "the secret never reached the source"

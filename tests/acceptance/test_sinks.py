@@ -53,8 +53,7 @@ def test_two_feeds_of_one_worker_land_in_two_kinds_of_databases_through_a_crash(
 
         wait_until(
             lambda: cluster.sql("SELECT to_regclass('landed') AS made")[0]["made"] and both_reach(20)(),
-            limit_s=LIMIT_S,
-            what=lambda: f"both land on the first worker:\n{cluster.workers['w1'].text()[-4000:]}",
+            lambda: f"both land on the first worker:\n{cluster.workers['w1'].text()[-4000:]}",
         )
         assert {row.worker for row in cluster.leases().values()} == {cluster.leases()["two/files"].worker}
         cluster.workers["w1"].signal(signal.SIGKILL)
@@ -62,15 +61,10 @@ def test_two_feeds_of_one_worker_land_in_two_kinds_of_databases_through_a_crash(
         reached = max(len(in_postgresql()), len(in_sqlite()))
         wait_until(
             both_reach(reached + 50),
-            limit_s=LIMIT_S,
-            what=lambda: f"both land on the second worker:\n{cluster.workers['w2'].text()[-4000:]}",
+            lambda: f"both land on the second worker:\n{cluster.workers['w2'].text()[-4000:]}",
         )
         cluster.feedq("feed", "pause", "two/default", "two/files")
-        wait_until(
-            lambda: {row.state for row in cluster.leases().values()} == {"idle"},
-            limit_s=LIMIT_S,
-            what="both are paused",
-        )
+        wait_until(lambda: {row.state for row in cluster.leases().values()} == {"idle"}, "both are paused")
         for landed in (in_postgresql(), in_sqlite()):
             assert landed == list(range(1, len(landed) + 1))
         with closing(sqlite3.connect(path)) as connection:
@@ -102,6 +96,6 @@ def test_neighbours_of_feeds_in_trouble_land_on_and_the_trouble_is_told(
             assert stage.longest_silence_s(began) < SILENT_MAX_S
             assert "is locked" in stage.lease(locked)["sink_error"]
             stage.wait_landed(*(case for case in refusals if not case.pours))
-        wait_until(lambda: stage.lease(locked)["sink_error"] is None, limit_s=LIMIT_S, what="lands again")
+        wait_until(lambda: stage.lease(locked)["sink_error"] is None, "lands again")
         assert stage.wrong_neighbours() == []
         assert stage.longest_silence_s(began) < SILENT_MAX_S

@@ -47,9 +47,7 @@ def wait_said(node: Node, *words: str) -> None:
         assert node.is_running(), f"{node.name} ended by itself:\n{node.text()[-4000:]}"
         return any(all(word in line for word in words) for line in node.text().splitlines())
 
-    wait_until(
-        said, limit_s=40, interval_s=0.1, what=lambda: f"{node.name} says {words}:\n{node.text()[-4000:]}"
-    )
+    wait_until(said, lambda: f"{node.name} says {words}:\n{node.text()[-4000:]}", interval_s=0.1)
 
 
 def test_a_worker_waits_for_its_database_and_then_for_its_migrations(

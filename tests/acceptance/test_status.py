@@ -26,9 +26,8 @@ def statuses(cluster: Cluster) -> dict[str, tuple[str, str | None]]:
 def wait_for(cluster: Cluster, wanted: dict[str, str]) -> None:
     wait_until(
         lambda: {name: status for name, (status, _) in statuses(cluster).items()}.items() >= wanted.items(),
-        limit_s=40,
+        lambda: f"{wanted}; they are {statuses(cluster)}",
         interval_s=0.2,
-        what=lambda: f"{wanted}; they are {statuses(cluster)}",
     )
 
 

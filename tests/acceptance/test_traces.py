@@ -72,7 +72,7 @@ def test_a_collector_receives_the_trace_of_a_claim_and_its_log_names_it(
         cluster.add_beat("b1")
         worker = cluster.add_worker("w1", env={**otel, "FEEDQ_LOG_LEVEL": "DEBUG"})
         cluster.apply([feed("f/1", source.url) | {"labels": {"tier": "gold"}}])
-        wait_until(lambda: collector.of("f/1"), limit_s=30, what=lambda: f"a trace; {worker.text()[-2000:]}")
+        wait_until(lambda: collector.of("f/1"), lambda: f"a trace; {worker.text()[-2000:]}")
         (whole,) = collector.of("f/1")
         parts = [span.name for _, span in collector.spans if span.parent_span_id == whole.span_id]
         assert sorted(parts) == ["feedq.connect", "feedq.fence", "feedq.first_commit"]
@@ -83,8 +83,7 @@ def test_a_collector_receives_the_trace_of_a_claim_and_its_log_names_it(
                 span.name == "feedq.commit" and [link.trace_id for link in span.links] == [whole.trace_id]
                 for _, span in collector.spans
             ),
-            limit_s=20,
-            what="a commit that is linked to it",
+            "a commit that is linked to it",
         )
         named = [line for line in worker.events() if line.get("trace_id") == whole.trace_id.hex()]
         assert {line["feed"] for line in named if "feed" in line} == {"f/1"}

@@ -79,7 +79,7 @@ class Up:
                 )
             return matched
 
-        wait_until(found, limit_s=START_S, what=lambda: f"{pattern!r} in:\n{self.output}")
+        wait_until(found, lambda: f"{pattern!r} in:\n{self.output}", limit_s=START_S)
         matched = re.search(pattern, self.output)
         assert matched is not None
         return matched
@@ -89,8 +89,8 @@ class Up:
         begin = len(self.output)
         wait_until(
             lambda: re.search(pattern, self.output[begin:]),
+            lambda: f"{pattern!r} in:\n{self.output[begin:]}",
             limit_s=START_S,
-            what=lambda: f"{pattern!r} in:\n{self.output[begin:]}",
         )
 
     def family(self) -> list[psutil.Process]:
@@ -115,7 +115,7 @@ class Up:
 
     def leaves_nothing(self, *, limit_s: float = STOP_S) -> None:
         assert self._seen, "nothing was seen running"
-        wait_until(lambda: not self.survivors(), limit_s=limit_s, what=lambda: f"left: {self.survivors()}")
+        wait_until(lambda: not self.survivors(), lambda: f"left: {self.survivors()}", limit_s=limit_s)
 
     def settings(self) -> dict[str, str]:
         ran = run_feedq("env", "--json", "--data-dir", str(self.data_dir), env=self.env)
@@ -192,7 +192,7 @@ def every_feed_goes_on(up: Up) -> None:
         now = counts(url)
         return are_exact(now) and all(now[feed][2] > last for feed, (_, _, last) in before.items())
 
-    wait_until(has_gone_on, limit_s=START_S, what=lambda: f"{before} goes on to {counts(url)}\n{up.output}")
+    wait_until(has_gone_on, lambda: f"{before} goes on to {counts(url)}\n{up.output}", limit_s=START_S)
 
 
 def test_the_demo_lands_every_feed_gapless(demo: Up) -> None:
@@ -289,9 +289,9 @@ def show_in_a_terminal(data_dir: Path, *options: str, until: Callable[[bytes], b
     try:
         wait_until(
             lambda: until(bytes(shown)),
+            lambda: shown[-4_000:].decode(errors="replace"),
             limit_s=START_S,
             interval_s=0.1,
-            what=lambda: shown[-4_000:].decode(errors="replace"),
         )
         os.write(terminal, b"\x03")
         finished.join(STOP_S)

@@ -79,9 +79,7 @@ def test_a_commit_of_a_frozen_worker_that_arrives_after_its_successor_changes_no
     before = mark(stage.source)
     with faults.frozen_worker(stage, victim) as (feeds, _):
         wait_until(
-            lambda: faults.gone_at(stage.cluster, worker_id) is not None,
-            limit_s=30,
-            what=f"{victim.name} is declared gone",
+            lambda: faults.gone_at(stage.cluster, worker_id) is not None, f"{victim.name} is declared gone"
         )
         gone = faults.gone_at(stage.cluster, worker_id)
         assert gone is not None

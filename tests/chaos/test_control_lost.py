@@ -12,7 +12,7 @@ import pytest
 from feedq.local.postgres import Postgres
 from tests.chaos import storm
 from tests.chaos.conftest import Stages
-from tests.chaos.test_sink_goes_back import LIMIT_S, landed, wait_landed
+from tests.chaos.test_sink_goes_back import landed, wait_landed
 from tests.cluster import Cluster, feed, wait_until
 from tests.source_process import Source
 
@@ -64,7 +64,7 @@ def wait_refused(cluster: Cluster, name: str, owner: str) -> None:
         said = cluster.leases()[name].last_error or ""
         return f"feed '{name}' of installation {owner}" in said and f"feedq feed adopt {name}" in said
 
-    wait_until(says_whose, limit_s=LIMIT_S, what=lambda: f"{name} says whose it is: {cluster.leases()[name]}")
+    wait_until(says_whose, lambda: f"{name} says whose it is: {cluster.leases()[name]}")
 
 
 def check_nothing_lost_or_doubled(sink_url: str) -> None:

@@ -63,14 +63,14 @@ def test_forged_messages_end_no_worker(alone: tuple[Cluster, Source], valkey: Va
             assert worker.is_running(), worker.text()[-6000:]
         wait_until(
             lambda: not worker.is_running() or not any(client.llen(name) for name in (queue, *LISTS)),
+            "all messages are taken",
             limit_s=EMPTIED_S,
-            what="all messages are taken",
         )
         assert worker.is_running(), worker.text()[-6000:]
         wait_until(
             lambda: not client.hlen("unacked"),
+            lambda: f"none is left to come again: {json.dumps(list(map(str, client.hvals('unacked'))))}",
             limit_s=EMPTIED_S,
-            what=lambda: f"none is left to come again: {json.dumps(list(map(str, client.hvals('unacked'))))}",
         )
     finally:
         client.close()

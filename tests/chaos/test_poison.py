@@ -92,8 +92,7 @@ def test_a_worker_that_is_killed_by_somebody_puts_nobody_into_quarantine(place: 
     place.wait_landing(NEIGHBOURS)
     wait_until(
         lambda: place.cluster.sql("SELECT loss FROM feedq.worker WHERE id = %s", (worker_id,))[0]["loss"],
-        limit_s=30,
-        what="the monitor says how it was lost",
+        "the monitor says how it was lost",
     )
     assert not any(place.lease(feed)["quarantined"] for feed in NEIGHBOURS)
     place.check_each_once()
@@ -119,11 +118,11 @@ def test_a_feed_with_a_process_of_its_own_is_moved_and_goes_elsewhere_when_its_w
     here = owner_of(place, name)
     elsewhere = next(worker for worker in WORKERS if worker != here)
     place.cluster.feedq("feed", "move", name, "--to", elsewhere)
-    wait_until(lambda: owner_of(place, name) == elsewhere, limit_s=30, what="it is moved")
+    wait_until(lambda: owner_of(place, name) == elsewhere, "it is moved")
     place.wait_landing([name])
     before = place.lease(name)
     place.cluster.workers[elsewhere].signal(signal.SIGKILL)
-    wait_until(lambda: place.lease(name)["epoch"] > before["epoch"], limit_s=30, what="another has it")
+    wait_until(lambda: place.lease(name)["epoch"] > before["epoch"], "another has it")
     place.wait_landing([name, *NEIGHBOURS])
     assert not place.lease(name)["quarantined"]
     place.check_each_once()

@@ -89,9 +89,8 @@ def wait_ticks(fleet: Cluster) -> None:
     """
     wait_until(
         lambda: not fleet.sql(succeeded, (TICKS, now)),
-        limit_s=LIMIT_S,
+        lambda: f"every schedule goes on: {fleet.sql(succeeded, (TICKS, now))}",
         interval_s=0.1,
-        what=lambda: f"every schedule goes on: {fleet.sql(succeeded, (TICKS, now))}",
     )
 
 

@@ -19,7 +19,6 @@ from tests.source_process import Source
 pytestmark = pytest.mark.timeout(180)
 
 FEEDS = 6
-LIMIT_S = 60.0
 LANDED = """
     SELECT feed, count(*)::int AS landed, count(DISTINCT payload ->> 'seq')::int AS different,
         max((payload ->> 'seq')::int) AS last, min((payload ->> 'seq')::int) AS first
@@ -72,7 +71,7 @@ def wait_landed(url: str, names: Collection[str], least: int) -> None:
         rows = landed(url)
         return all(name in rows and rows[name][2] >= least for name in names)
 
-    wait_until(there, limit_s=LIMIT_S, what=f"number {least} of {', '.join(names)}")
+    wait_until(there, f"number {least} of {', '.join(names)}")
 
 
 def test_a_sink_that_was_restored_from_a_backup_gets_what_it_lost_once(
@@ -115,4 +114,4 @@ def test_a_sink_that_was_restored_from_a_backup_gets_what_it_lost_once(
             )
             return bool(rows[0]["n"] == FEEDS)
 
-        wait_until(told, limit_s=LIMIT_S, what="an event of each feed")
+        wait_until(told, "an event of each feed")

@@ -17,7 +17,7 @@ from feedq.local.postgres import USER, Postgres
 from feedq.local.server import make_private_dir, write_private
 from tests.chaos import storm
 from tests.chaos.conftest import Stages
-from tests.chaos.test_sink_goes_back import FEEDS, LIMIT_S, landed, wait_landed
+from tests.chaos.test_sink_goes_back import FEEDS, landed, wait_landed
 from tests.cluster import Cluster, Row, feed, feed_names, wait_until
 from tests.invariants import connections_of
 from tests.proxy import PlainProxy
@@ -97,7 +97,7 @@ def shown_without_a_connection_s(
                 began.pop(name, None)
         return until(leases)
 
-    wait_until(look, limit_s=LIMIT_S, what=what)
+    wait_until(look, what)
     return longest
 
 
@@ -166,14 +166,14 @@ def test_a_standby_that_lacks_commits_takes_over_with_nothing_lost_or_doubled(
             assert epochs_of_the_frozen(given=eq)
         else:
             # The sink knows the epoch that the control database has given out again, and has it raised.
-            wait_until(lambda: epochs_of_the_frozen(given=gt), limit_s=LIMIT_S, what="larger epochs")
+            wait_until(lambda: epochs_of_the_frozen(given=gt), "larger epochs")
         cluster.workers["w2"].thaw()
         wait_landed(sink_url, names, seen + 3 * LOST)
         assert not source.overlaps(ignored=frozen)
         for name, (rows, different, last, first) in landed(sink_url).items():
             assert (name, rows - different, last - first + 1 - different) == (name, 0, 0)
         if of_sink:
-            wait_until(lambda: rewound(cluster) >= held(lost, "w1") - again, limit_s=LIMIT_S, what="events")
+            wait_until(lambda: rewound(cluster) >= held(lost, "w1") - again, "events")
         else:
             assert not rewound(cluster)
 

@@ -53,8 +53,8 @@ class Place:
             cluster.workers.pop(VICTIM).end(grace_s=5.0)
         cluster.add_worker(VICTIM, env={"FEEDQ_METRICS_PORT": str(self._port)})
         place.heal()
-        wait_until(lambda: self.running_on(VICTIM), limit_s=60, what="it has feeds")
-        wait_until(self.is_healthy, limit_s=10, what="it is healthy")
+        wait_until(lambda: self.running_on(VICTIM), "it has feeds", limit_s=60)
+        wait_until(self.is_healthy, "it is healthy", limit_s=10)
 
     def running_on(self, worker: str, *, but: bool = False) -> list[str]:
         """The feeds that run there; or the others."""
@@ -85,7 +85,7 @@ class Place:
             self.neighbourhood.cluster.feedq("feed", "move", other, "--to", VICTIM)
         if fault == "hangs in the driver":
             there = hung(self._directory, victim.pid, thread)
-            wait_until(there.exists, limit_s=30, what="it hangs", interval_s=0.02)
+            wait_until(there.exists, "it hangs", limit_s=30, interval_s=0.02)
         return time.monotonic()
 
     def check(self, thread: str, fault: Fault) -> None:
@@ -94,9 +94,9 @@ class Place:
         worker_id = place.cluster.worker_id(victim)
         broke_at = self.break_thread(thread, fault)
         was_unhealthy_at = wait_until(
-            lambda: not self.is_healthy() or not victim.is_running(), limit_s=30, what="unhealthy"
+            lambda: not self.is_healthy() or not victim.is_running(), "unhealthy", limit_s=30
         )
-        wait_until(lambda: not victim.is_running(), limit_s=30, what="it is ended")
+        wait_until(lambda: not victim.is_running(), "it is ended", limit_s=30)
         place.wait_landing(NEIGHBOURS)
         elsewhere_at = time.monotonic()
         (row,) = place.cluster.sql("SELECT loss FROM feedq.worker WHERE id = %s", (worker_id,))
@@ -143,14 +143,14 @@ def test_a_database_that_does_not_answer_ends_no_worker(place: Place) -> None:
     place.neighbourhood.heal()
     with PostgresProxy(cluster.database_url) as proxy:
         cut_off = cluster.add_worker("w4", env={"FEEDQ_DATABASE_URL": proxy.url})
-        wait_until(lambda: place.running_on("w4"), limit_s=60, what="it has feeds")
+        wait_until(lambda: place.running_on("w4"), "it has feeds", limit_s=60)
         proxy.hang()
         time.sleep(3 * STUCK_S)  # longer than a thread may stand still
         place.neighbourhood.wait_landing(NEIGHBOURS)
         assert cut_off.is_running()
         proxy.resume()
         cluster.wait_worker("w4")
-        wait_until(lambda: place.running_on("w4"), limit_s=60, what="it has feeds again")
+        wait_until(lambda: place.running_on("w4"), "it has feeds again", limit_s=60)
         assert "worker lost" not in cut_off.text()
         place.neighbourhood.check_each_once()
         cut_off.end(grace_s=5.0)

@@ -44,8 +44,7 @@ def test_a_frozen_worker_is_replaced_writes_nothing_on_waking_and_serves_again(
     part = len(stage.feeds) // len(stage.cluster.workers)
     wait_until(
         lambda: len(stage.cluster.feeds_of(victim)) >= part,
-        limit_s=30,
-        what=lambda: f"{victim.name} has {part} feeds, not {len(stage.cluster.feeds_of(victim))}",
+        lambda: f"{victim.name} has {part} feeds, not {len(stage.cluster.feeds_of(victim))}",
     )
     its = set(stage.cluster.feeds_of(victim))
     stage.check(untouched={name: epoch for name, epoch in untouched.items() if name not in its})
@@ -132,9 +131,7 @@ def test_a_frozen_leader_is_replaced_within_its_expiry_and_steps_down_on_waking(
     assert frozen.is_running()
     successor.signal(signal.SIGKILL)
     successor.wait(5)
-    wait_until(
-        lambda: stage.cluster.leader() is frozen, limit_s=20, what=f"{frozen.name} is elected once more"
-    )
+    wait_until(lambda: stage.cluster.leader() is frozen, f"{frozen.name} is elected once more")
     stage.check(untouched=epochs)
 
 

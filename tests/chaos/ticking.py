@@ -123,17 +123,17 @@ def end_while(
 
     wait_until(
         lambda: is_none(unfired),
+        lambda: f"everything due at {now} was fired: {unfired(cluster)[:5]}",
         limit_s=QUIET_S,
         interval_s=0.1,
-        what=lambda: f"everything due at {now} was fired: {unfired(cluster)[:5]}",
     )
     for name in first:
         schedules.pause(name)
     wait_until(
         lambda: is_none(unfinished),
+        lambda: f"every run has ended: {unfinished(cluster)[:5]}",
         limit_s=QUIET_S,
         interval_s=0.1,
-        what=lambda: f"every run has ended: {unfinished(cluster)[:5]}",
     )
 
 

@@ -179,6 +179,6 @@ def test_a_target_that_never_answers_is_given_up_and_told_again(bench: Bench) ->
     bench.alert("a")
     with capture_logs() as logs:
         sender.work()
-        wait_until(lambda: bool(logs), limit_s=30, what="the failure is logged")
+        wait_until(lambda: bool(logs), "the failure is logged")
     assert logs[0]["error"] == f"alert target {target.shown} did not answer within 1 s"
-    wait_until(lambda: bench.failures(target.key) == 1, limit_s=30, what="the message is due again")
+    wait_until(lambda: bench.failures(target.key) == 1, "the message is due again")

@@ -79,9 +79,9 @@ def test_honcho_runs_the_procfile_and_each_health_check_answers(
             url = f"http://127.0.0.1:{bases[name]}/{path}"
             wait_until(
                 partial(has_answered, honcho, url),
+                partial("{} answers:\n{}".format, url, log),
                 limit_s=START_S,
                 interval_s=0.1,
-                what=partial("{} answers:\n{}".format, url, log),
             )
             assert honcho.poll() is None, log.read_text()
         with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -80,7 +80,7 @@ def test_a_fleet_streams_over_tls_with_a_broker_that_forbids_config(
         cluster.add_worker("w1")
         cluster.apply([feed("over/tls", source.url)])
         wait_streaming(source, ["over/tls"])
-        wait_until(lambda: cluster.leases()["over/tls"].records_total, limit_s=30, what="records land")
+        wait_until(lambda: cluster.leases()["over/tls"].records_total, "records land")
         said = cluster.run("doctor")
         assert " 0 failed" in said.stdout, said.stdout
         assert "the broker's settings cannot be read" in said.stdout, "CONFIG is forbidden"

@@ -41,8 +41,7 @@ def start_contained(cluster: Cluster, name: str) -> Node:
         lambda: cluster.sql(
             "SELECT 1 FROM feedq.worker WHERE state = 'active' AND name = %s", (f"{name}@contained",)
         ),
-        limit_s=60,
-        what=lambda: f"{name} is registered ({node.status}):\n{node.text()[-3000:]}",
+        lambda: f"{name} is registered ({node.status}):\n{node.text()[-3000:]}",
     )
     return node
 
@@ -56,7 +55,7 @@ def test_the_last_words_of_a_contained_worker_are_heard(cluster: Cluster, tmp_pa
     flag = tmp_path / "poison"
     node = start_contained(cluster, "w1")
     cluster.apply([declared("bad", options={"then": "abort", "while_exists": str(flag)})])
-    wait_until(lambda: cluster.leases()["bad"].records_total, limit_s=60, what="it lands")
+    wait_until(lambda: cluster.leases()["bad"].records_total, "it lands")
     flag.touch()
     assert node.wait(60) == ABORTED
     (lost,) = cluster.sql("SELECT loss FROM feedq.worker WHERE loss IS NOT NULL")
@@ -69,7 +68,7 @@ def test_the_last_words_of_a_contained_worker_are_heard(cluster: Cluster, tmp_pa
 def test_a_contained_worker_leaves_in_good_order_when_it_is_told_to(cluster: Cluster) -> None:
     node = start_contained(cluster, "w1")
     cluster.apply([declared("good")])
-    wait_until(lambda: cluster.leases()["good"].records_total, limit_s=60, what="it lands")
+    wait_until(lambda: cluster.leases()["good"].records_total, "it lands")
     first_process(node).send_signal(signal.SIGTERM)
     assert node.wait(60) == 0
     (worker,) = cluster.sql("SELECT state, loss FROM feedq.worker")

@@ -35,7 +35,7 @@ def target_states(room: ControlRoom) -> dict[str, str]:
 
 
 def wait_target(room: ControlRoom, feed: str, target: str) -> None:
-    wait_until(lambda: target_states(room)[feed] == target, limit_s=10, what=f"{feed} is to be {target}")
+    wait_until(lambda: target_states(room)[feed] == target, f"{feed} is to be {target}", limit_s=10)
 
 
 def test_feeds_are_paused_and_resumed_by_keyboard_and_the_history_has_who_and_why(room: ControlRoom) -> None:
@@ -128,8 +128,8 @@ def test_a_feed_is_rewound_on_its_own_page(room: ControlRoom) -> None:
         browser.page.wait_for_selector("#feedq-dialog", state="hidden")
     wait_until(
         lambda: room.cluster.sql("SELECT 1 FROM feedq.event WHERE kind = 'cursor_changed'"),
+        "the rewind is in the history",
         limit_s=10,
-        what="the rewind is in the history",
     )
 
 

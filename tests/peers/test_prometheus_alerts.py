@@ -235,8 +235,8 @@ def test_nothing_is_wrong_with_a_fleet_that_is_well(stage: Staged) -> None:
             and stage.prometheus.query("rate(feedq_records_total[1m])") != []
             and stage.prometheus.alerts_known() >= CAUSES.keys()
         ),
+        "both are read twice, and the rules are loaded",
         limit_s=LIMIT_S,
-        what="both are read twice, and the rules are loaded",
     )
     wrong = [alert.name for alert in promql.alerts() if stage.prometheus.query(alert.expr)]
     assert wrong == []
@@ -246,12 +246,10 @@ def test_nothing_is_wrong_with_a_fleet_that_is_well(stage: Staged) -> None:
 def test_an_alert_fires_for_its_cause(stage: Staged, alert: promql.Alert) -> None:
     stage.heal()
     wait_until(
-        lambda: not stage.prometheus.query(alert.expr), limit_s=LIMIT_S, what=f"{alert.name} is not there yet"
+        lambda: not stage.prometheus.query(alert.expr), f"{alert.name} is not there yet", limit_s=LIMIT_S
     )
     CAUSES[alert.name](stage)
-    wait_until(
-        lambda: stage.prometheus.query(alert.expr), limit_s=LIMIT_S, what=f"{alert.name}: {alert.expr}"
-    )
+    wait_until(lambda: stage.prometheus.query(alert.expr), f"{alert.name}: {alert.expr}", limit_s=LIMIT_S)
 
 
 def test_promtool_accepts_the_rules() -> None:

@@ -149,8 +149,8 @@ def test_forged_messages_of_rabbitmq_end_no_worker(
                     publish(channel, message_of(forged.control(rng)), *rng.choice(EXCHANGES))
             wait_until(
                 lambda: not worker.is_running() or not waiting(channel, queues),
+                lambda: f"all messages are taken; {waiting(channel, queues)} are not",
                 limit_s=EMPTIED_S,
-                what=lambda: f"all messages are taken; {waiting(channel, queues)} are not",
             )
             assert worker.is_running(), worker.text()[-6000:]
             assert_untouched(cluster, source, before=before, epochs=epochs)
@@ -213,12 +213,11 @@ def test_a_worker_whose_lost_connection_is_still_there_waits_for_its_name(
     proxy.refuse()
     with amqp.Connection(f"127.0.0.1:{rabbitmq.port}") as connection:
         channel = connection.channel()
-        wait_until(lambda: declared(channel, mailbox), limit_s=30, what="the worker's own queue is gone")
+        wait_until(lambda: declared(channel, mailbox), "the worker's own queue is gone")
         proxy.admit()
         wait_until(
             lambda: "RESOURCE_LOCKED" in worker.log.read_bytes()[logged:].decode(),
-            limit_s=30,
-            what=lambda: f"the worker finds its name taken:\n{worker.text()[-4000:]}",
+            lambda: f"the worker finds its name taken:\n{worker.text()[-4000:]}",
         )
     wait_answering(small.cluster)
     assert worker.is_running()

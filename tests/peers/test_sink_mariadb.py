@@ -79,7 +79,7 @@ def test_a_table_that_another_session_is_making_is_waited_for(
     pauses: list[float] = []
 
     def wait_for_state(state: object) -> None:
-        wait_until(lambda: harness.query(being_made) == state, limit_s=PATIENCE_S, what=f"{state}")
+        wait_until(lambda: harness.query(being_made) == state, f"{state}", limit_s=PATIENCE_S)
 
     with ThreadPoolExecutor(1) as threads:
         making = threads.submit(maker.cursor().execute, "CREATE TABLE feedq_checkpoint SELECT SLEEP(60)")
