@@ -288,15 +288,3 @@ def test_a_worker_moves_until_its_timers_are_late_or_two_heartbeats_are_missing(
     # Two clocks of two statements may differ by a moment, and the lag may be of long ago.
     assert said(30.0, -0.001) == "has stood still for 30 s"
     assert said(30.0, 86_400.0) == "has stood still for 86430 s"
-
-
-@given(feeds, leases, st.booleans(), st.booleans(), st.sampled_from([None, "its worker has stood still"]))
-def test_every_feed_has_a_status_and_only_one_on_a_worker_that_moves_streams(
-    f: Feed, lease: Lease, connected: bool, stalled: bool, still: str | None
-) -> None:
-    shown = standing(f, replace(lease, connected=connected, stalled=stalled), still, now=NOW).status
-    assert isinstance(shown, Status)
-    if shown in (Status.STREAMING, Status.CONNECTING, Status.STALLED):
-        assert lease.state is LeaseState.RUNNING
-    if shown in (Status.STREAMING, Status.CONNECTING):
-        assert still is None
