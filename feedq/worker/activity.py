@@ -107,10 +107,15 @@ class Activity(Structure):
         # Not closed: the lock goes with the process, and so tells whether it lives.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, sizeof(cls))
-        activity = cls._on(mmap.mmap(descriptor, sizeof(cls)))
+        activity = cls.shared(descriptor)
         activity.pid = os.getpid()
         return activity
+
+    @classmethod
+    def shared(cls, descriptor: int) -> Activity:
+        """The notes in this file, which may still be empty. Raises `OSError`."""
+        os.ftruncate(descriptor, sizeof(cls))
+        return cls._on(mmap.mmap(descriptor, sizeof(cls)))
 
     @classmethod
     def read(cls, path: Path) -> Activity:

@@ -118,14 +118,14 @@ class Apart:
     def _watch(self, child: _Child) -> None:
         release: Release | None = None
         try:
-            loss = child.run()
-            if child.session is None:
+            session, loss = child.run()
+            if session is None:
                 release = child.release_unstarted(loss)
             elif loss is not None:
                 logger.error(
                     LogEvent.QUARANTINED_LOST, feed=child.feed, why=loss.said, stack=loss.shown_stack()
                 )
-                self._on_lost(child.session, loss)
+                self._on_lost(session, loss)
         except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="apart", feed=child.feed)
             release = child.release_unstarted(Loss("killed", str(error)))
@@ -140,33 +140,37 @@ class _Child:
 
     def __init__(self, claim: Claim, worker_id: UUID, settings: Settings) -> None:
         self.key, self.feed, self.is_quarantined = claim.key, claim.feed.name, claim.quarantined
-        self.session: UUID | None = None
-        """Its worker session, once it has taken the lease over; known when it has ended."""
         self.told: signal.Signals | None = None
         """What it was told to do."""
         self._worker_id, self._settings = worker_id, settings
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> Loss | None:
-        """Run the process until it has ended, and return how it was lost, if it was. Blocks. Raises `OSError`
-        when it cannot be started."""
+    def run(self) -> tuple[UUID | None, Loss | None]:
+        """Run the process until it has ended. Blocks. Raises `OSError` when it cannot be started.
+
+        Returns its worker session, if it has taken the lease over, and how it was lost, if it was.
+        """
         directory = Path(self._settings.state_dir) if self._settings.state_dir else default_state_dir()
         make_private(directory)
-        path = Path(tempfile.mktemp(prefix="feed-", dir=directory))  # noqa: S306 -- the child makes it exclusively
         theirs, ours = os.pipe()
         try:
-            self._process = subprocess.Popen(  # noqa: S603 -- ourselves, no shell
-                [sys.executable, "-m", __name__, *map(str, (*self.key, self._worker_id, path, ours))],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[ours],
-            )
+            with tempfile.TemporaryFile(dir=directory) as file:
+                notes = file.fileno()
+                activity = Activity.shared(notes)
+                self._process = subprocess.Popen(  # noqa: S603 -- ourselves, no shell
+                    [sys.executable, "-m", __name__, *map(str, (*self.key, self._worker_id, notes, ours))],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[notes, ours],
+                )
             if self.told is not None:
                 self.signal(self.told)
-            return self._watch(self._process, path, DumpPipe(theirs))
+            limits = Limits(self._settings.stall_s, memory_of_child(self._settings))
+            pid, dump_pipe = self._process.pid, DumpPipe(theirs)
+            loss = self._watch(self._process, Monitor(activity, pid=pid, dump_pipe=dump_pipe, limits=limits))
+            return activity.session, loss
         finally:
             os.close(theirs)
             os.close(ours)
-            path.unlink(missing_ok=True)
 
     def signal(self, number: signal.Signals) -> None:
         self.told = number
@@ -180,40 +184,24 @@ class _Child:
         why = f"cannot run apart: {loss.said}"
         return Release(*self.key, Reason.QUARANTINED, NO_SLOT_RETRY_S, error=why)
 
-    def _watch(self, process: subprocess.Popen[bytes], path: Path, dump_pipe: DumpPipe) -> Loss | None:
-        limits = Limits(self._settings.stall_s, memory_of_child(self._settings))
-        activity: Activity | None = None
-        monitor: Monitor | None = None
+    def _watch(self, process: subprocess.Popen[bytes], monitor: Monitor) -> Loss | None:
         loss: Loss | None = None
         while loss is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(CHECK_S if monitor is None else monitor.pause_s)
-                activity = activity or _activity_in(path)  # it may have begun and ended since the last look
-                self.session = activity.session if activity is not None else None
-                if status == 0 or self.told is not None:
-                    return None
-                loss = monitor.explain_death() if monitor is not None else None
-                if loss is None or loss.cause == "killed":
-                    loss = Loss("killed", _describe(status))
-                break
-            if monitor is not None:
+            try:
+                status = process.wait(monitor.pause_s)
+            except subprocess.TimeoutExpired:
                 loss = monitor.check()
-            elif (activity := _activity_in(path)) is not None:
-                monitor = Monitor(activity, pid=process.pid, dump_pipe=dump_pipe, limits=limits)
+                continue
+            if status == 0 or self.told is not None:
+                return None
+            loss = monitor.explain_death()
+            if loss is None or loss.cause == "killed":
+                loss = Loss("killed", _describe(status))
         process.kill()
         process.wait(END_S)
-        self.session = activity.session if activity is not None else None
-        assert loss is not None
         if loss.cause == "stuck":
             return loss  # a thread of ours, and no fault of the feed's
         return replace(loss, feed_id=self.key[0], is_certain=True)
-
-
-def _activity_in(path: Path) -> Activity | None:
-    """The notes of the process, once it has made them."""
-    with contextlib.suppress(OSError, ValueError):
-        return Activity.read(path)
-    return None
 
 
 def memory_of_child(s: Settings) -> int:
@@ -234,12 +222,12 @@ def _describe(status: int) -> str:
 
 
 def main() -> int:
-    """``python -m feedq.worker.apart FEED_ID EPOCH WORKER_ID FILE PIPE``, started by a worker."""
-    feed_id, epoch, worker_id, file, pipe = sys.argv[1:]
+    """``python -m feedq.worker.apart FEED_ID EPOCH WORKER_ID NOTES PIPE``, started by a worker."""
+    feed_id, epoch, worker_id, notes, pipe = sys.argv[1:]
     end_with_parent(parent := os.getppid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # for the worker: it says what follows
-    activity = Activity.create(Path(file))
+    activity = Activity.shared(int(notes))
     faulthandler.enable(int(pipe))
     faulthandler.register(DUMP_SIGNAL, int(pipe))
     s = settings()

@@ -14,7 +14,7 @@ from feedq import settings as settings_module
 from feedq.celery import tasks
 from feedq.core.loss import Loss
 from feedq.core.model import LeaseState, NewWorker, Process, Reason, Status, TargetState
-from feedq.worker import apart
+from feedq.worker import monitor
 from tests.contract.harness import Harness
 from tests.contract.test_supervisor import Stage
 from tests.waiting import until
@@ -114,7 +114,7 @@ def test_a_feed_whose_process_ends_is_in_quarantine_and_the_next_time_tried_agai
 def test_a_feed_is_blamed_though_its_process_ended_before_its_worker_looked(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "CHECK_S", 60.0)
+    monkeypatch.setattr(monitor, "CHECK_S", 60.0)
     own(stage)
     stage.reconcile()
     os.kill(streams_apart(stage), signal.SIGKILL)
