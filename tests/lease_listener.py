@@ -43,7 +43,7 @@ class RecordingListener:
             driver,
             on_claimed=lambda *_: None,
             on_lost=lambda _: None,
-            on_heard=lambda reasons: self._keeper.heard(reasons),
+            on_heard=lambda _: driver.tell(core.orders_pending),
         )
         self._keeper = LeaseKeeper(
             store,

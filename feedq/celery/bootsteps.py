@@ -17,7 +17,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -172,24 +172,24 @@ class FeedqStep(bootsteps.StartStopStep):
         limits = Limits(s.stall_s, memory_bytes_max(s) if monitor is not None else 0)
         watch = Watch(Activity.private() if monitor is None else monitor.activity, limits)
         self._take_charge(worker, s, watch)
-        places = Places.of(worker, s)
+        described = _describe(worker, s)
         supervisor = Supervisor(
             store(),
             s,
-            partial(_register, worker, places, s),
+            partial(_register, described, s),
             reconcile=lambda: worker.pool.run_control(run_reconcile),
             watch=watch,
         )
         jobs = Jobs(
             store().jobs.runs,
             s,
-            worker=lambda: supervisor.worker,
+            session=lambda: supervisor.core.worker_id,
             is_trusted=lambda: supervisor.lease_keeper.trusted,
             call=TaskCaller(worker.app, s.imports),
-            count=places.job_slots,
+            count=described.job_slots,
             threads=worker.pool.threads,
         )
-        supervisor.lease_keeper.session_observer = jobs
+        supervisor.jobs = jobs
         if not start_supervisor(supervisor, s):
             return
         if monitor is not None:
@@ -388,38 +388,25 @@ def _prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The places of this worker: what it takes at a time."""
-
-    capacity: int
-    """Feeds."""
-    job_slots: int
-    """Runs of schedules."""
-
-    @classmethod
-    def of(cls, worker: Any, s: Settings) -> Places:
-        asked = int(worker.concurrency)
-        return cls(0, asked) if _queues(worker) == {JOBS_QUEUE} else cls(asked, s.job_slots)
-
-
 def _queues(worker: Any) -> set[str]:
     """Return the queues that the worker was told to consume; its own queue is not named to anybody."""
     return set(worker.app.amqp.queues.consume_from) - {node_queue(worker.hostname)}
 
 
-def _register(worker: Any, places: Places, s: Settings) -> Worker:
+def _register(described: NewWorker, s: Settings) -> Worker:
     """Begin a worker session. Raises `Unavailable`."""
-    return store().workers.register(_describe(worker, places, s), ttl_s=s.ttl_s)
+    return store().workers.register(replace(described, id=uuid4()), ttl_s=s.ttl_s)
 
 
-def _describe(worker: Any, places: Places, s: Settings) -> NewWorker:
+def _describe(worker: Any, s: Settings) -> NewWorker:
+    asked = int(worker.concurrency)
+    capacity, job_slots = (0, asked) if _queues(worker) == {JOBS_QUEUE} else (asked, s.job_slots)
     return NewWorker(
         id=uuid4(),
         name=worker.hostname,
         queue=node_queue(worker.hostname),
-        capacity=places.capacity,
-        job_slots=places.job_slots,
+        capacity=capacity,
+        job_slots=job_slots,
         host=socket.gethostname(),
         pid=os.getpid(),
         version=__version__,

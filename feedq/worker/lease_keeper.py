@@ -10,12 +10,12 @@ What follows from all they find is decided by `feedq.core.worker`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from threading import Event, RLock
-from typing import ParamSpec, Protocol
+from typing import ParamSpec
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.control.store.worker_session import NotifyReason, WorkerSession
+from feedq.control.store.worker_session import WorkerSession
 from feedq.core.clock import Clock
 from feedq.core.model import Heartbeat, Load, Worker
 from feedq.core.worker import RETRY_FIRST_S, WorkerCore
@@ -67,17 +67,6 @@ class CoreDriver:
         self.tell(self.core.connection_lost, which, now=now)
 
 
-class SessionObserver(Protocol):
-    """Receives news of the worker session, for other parts that depend on it. Called from other threads; must not
-    block."""
-
-    def gone(self) -> None:
-        """The worker session was declared gone."""
-
-    def notified(self, reasons: Collection[str]) -> None:
-        """The worker was notified for these reasons."""
-
-
 class LeaseKeeper:
     """Keeps the lease of one worker process, through as many worker sessions as it takes."""
 
@@ -102,7 +91,6 @@ class LeaseKeeper:
         self._load, self._stalled_s = load, stalled_s
         self._on_registered, self._on_answer = on_registered, on_answer
         self._core = driver.core
-        self.session_observer: SessionObserver | None = None
         self.worker: Worker | None = None
         """The worker session that was registered last."""
         self._lock = RLock()
@@ -153,8 +141,6 @@ class LeaseKeeper:
         if answer is None:
             logger.warning(LogEvent.WORKER_DECLARED_GONE)
             self._disconnect()
-            if self.session_observer is not None:
-                self.session_observer.gone()
         else:
             HEARTBEAT_SECONDS.observe(now - sent_at)
             self._renewed_at = sent_at
@@ -162,13 +148,6 @@ class LeaseKeeper:
         if answer is not None:
             self._on_answer(answer)
         return True
-
-    def heard(self, reasons: Collection[str]) -> None:
-        """The worker was notified for these reasons. From any thread."""
-        if NotifyReason.FEEDS.is_among(reasons):
-            self._driver.tell(self._core.orders_pending)
-        if self.session_observer is not None:
-            self.session_observer.notified(reasons)
 
     def _wake(self) -> None:
         """Have the keeper check whether a heartbeat is due. From any thread."""

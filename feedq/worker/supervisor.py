@@ -18,13 +18,14 @@ from datetime import timedelta
 from functools import partial
 from random import Random
 from threading import Event
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 from uuid import UUID
 
 import uvloop
 
 from feedq.connectors.base import load_connector
 from feedq.control.store.postgresql import PostgresStore
+from feedq.control.store.worker_session import NotifyReason
 from feedq.core import worker_actions as actions
 from feedq.core.clock import Clock, SystemClock
 from feedq.core.lease import stillness
@@ -49,7 +50,7 @@ from feedq.errors import InvalidInput
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.watched_threads import WatchedThread, note_turn
-from feedq.worker.activity import CHECK_S, Activity, Limits, current_feed
+from feedq.worker.activity import CHECK_S, current_feed
 from feedq.worker.apart import Apart
 from feedq.worker.duty import Duty
 from feedq.worker.lease_client import LeaseClient
@@ -63,6 +64,9 @@ from feedq.worker.taps import TapWriter
 from feedq.worker.thread_pool import Lane, ThreadPool
 from feedq.worker.threads import call_on
 from feedq.worker.watch import LOOP, Standstill, Watch
+
+if TYPE_CHECKING:
+    from feedq.worker.jobs.job_service import Jobs
 
 SINK_PATIENCE_S = 5.0
 """A worker that has not reached a sink for this long lets go of its feeds, if another worker reaches the
@@ -97,7 +101,7 @@ class Supervisor:
         register: Callable[[], Worker],
         *,
         reconcile: Callable[[], None],
-        watch: Watch | None = None,
+        watch: Watch,
         is_apart: bool = False,
         clock: Clock | None = None,
     ) -> None:
@@ -105,8 +109,7 @@ class Supervisor:
         ``is_apart``: the process runs one feed apart."""
         self._store, self._settings = store, settings
         self._reconcile = reconcile
-        self._has_own_watch = watch is None
-        self._watch = watch = watch or Watch(Activity.private(), Limits(settings.stall_s, 0))
+        self._watch = watch
         self._activity = watch.activity
         self._clock = clock = clock or SystemClock()
         self._rng = rng = Random()
@@ -128,13 +131,15 @@ class Supervisor:
             self._driver,
             on_claimed=self._claims_answered,
             on_lost=self._reports_refused,
-            on_heard=self.lease_keeper.heard,
+            on_heard=self._heard,
         )
         self._sink_pool = SinkPool(settings, worker_id=self._worker_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
         self._connect_limiter = ConnectLimiter(
             settings.connects_per_s, settings.host_connects_per_s, clock, rng=rng
         )
+        self.jobs: Jobs | None = None
+        """The jobs of this process, if it runs any."""
         self._was_interrupted = False
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -242,8 +247,6 @@ class Supervisor:
         self._soon(self._loop.stop)
         if self._thread.is_alive():
             self._thread.join(self._left_s(leave_by))
-        if self._has_own_watch:
-            self._watch.stop()
         logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
 
     def _left_s(self, until: float) -> float:
@@ -335,6 +338,8 @@ class Supervisor:
                 if self._was_interrupted:
                     logger.info(LogEvent.WORKER_RESUMED)
                 self._soon(self._trusted.set)
+                if self.jobs is not None:
+                    self.jobs.slots.wake()
             case _:
                 self._ask_database(action)
 
@@ -540,7 +545,14 @@ class Supervisor:
         assert self.lease_keeper.worker is not None
         return self.lease_keeper.worker.id
 
-    # -- what the lease keeper asks ------------------------------------------------------------------
+    # -- what the lease keeper and the lease client tell ---------------------------------------------
+
+    def _heard(self, reasons: Collection[str]) -> None:
+        """The worker was notified for these reasons."""
+        if NotifyReason.FEEDS.is_among(reasons):
+            self._driver.tell(self.core.orders_pending)
+        if self.jobs is not None:
+            self.jobs.notified(reasons)
 
     def _answered(self, answer: Heartbeat) -> None:
         self._soon(self._connect_limiter.share, answer.active_workers)

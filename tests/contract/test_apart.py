@@ -31,8 +31,7 @@ def stage(harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("FEEDQ_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("FEEDQ_HEARTBEAT_S", "0.2")
     yield made
-    made.supervisor.drain()
-    made.supervisor.join()
+    made.leave()
     made.source.close()
 
 

@@ -35,8 +35,12 @@ from feedq.errors import InvalidInput
 from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.worker import supervisor
+from feedq.worker.activity import Activity, Limits
+from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.runner import FeedRunner
 from feedq.worker.supervisor import Supervisor
+from feedq.worker.thread_pool import ThreadPool
+from feedq.worker.watch import Watch
 from tests.contract.harness import Harness
 from tests.waiting import until
 
@@ -93,11 +97,13 @@ class Stage:
             flush_interval_s=0.05,
             **settings,
         )
+        self.watch = Watch(Activity.private(), Limits(self.settings.stall_s, 0))
         self.supervisor = Supervisor(
             self.store,
             self.settings,
             self.register,
             reconcile=lambda: None,
+            watch=self.watch,
         )
         self.supervisor.start()
 
@@ -144,7 +150,9 @@ class Stage:
         began = time.monotonic()
         self.supervisor.drain()
         self.supervisor.join()
-        return time.monotonic() - began
+        took_s = time.monotonic() - began
+        self.watch.stop()
+        return took_s
 
 
 @pytest.fixture
@@ -371,3 +379,27 @@ def test_what_is_not_run_here_is_released_after_a_new_session(stage: Stage) -> N
     sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
     stage.harness.execute(sql, f"feedq-keeper/{stage.worker_id}")
     until(lambda: stage.lease("b").state is LeaseState.IDLE, "released")
+
+
+def test_jobs_are_woken_when_the_worker_is_trusted_again_under_another_session(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor, before = stage.supervisor, stage.worker_id
+    until(lambda: supervisor.lease_keeper.trusted, "it is trusted")
+    supervisor.jobs = jobs = Jobs(
+        stage.store.jobs.runs,
+        stage.settings,
+        session=lambda: supervisor.core.worker_id,
+        is_trusted=lambda: supervisor.lease_keeper.trusted,
+        call=lambda _: None,
+        count=1,
+        threads=ThreadPool(),
+    )
+    monkeypatch.setattr(jobs, "notified", lambda _: None)  # which the next session is as well, a moment later
+    woken: list[UUID | None] = []
+    monkeypatch.setattr(jobs.slots, "wake", lambda: woken.append(jobs.slots._trusted_session()))
+    assert supervisor.worker is not None
+    stage.harness.expire_workers(supervisor.worker)
+    until(lambda: woken, "woken")
+    assert woken == [supervisor.core.worker_id]
+    assert woken != [before]

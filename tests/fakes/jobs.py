@@ -78,7 +78,8 @@ class FakeJobs:
             runs,
             self._call,
             count=SLOTS,
-            identity=worker.identity,
+            session=lambda: worker.core.worker_id,
+            is_trusted=worker.is_trusted,
             peers=lambda: self._ticker.peers,
             threads=self,  # type: ignore[arg-type]  # runs them one after another
             on_change=lambda: self._turn.wake(),

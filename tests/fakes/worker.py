@@ -124,9 +124,8 @@ class FakeWorker:
     def say(self, what: str) -> None:
         self._fleet.say(f"worker {self.name}", what)
 
-    def identity(self) -> UUID | None:
-        is_trusted = self.worker is not None and self.core.is_trusted(self._now)
-        return self.worker.id if is_trusted and self.worker is not None else None
+    def is_trusted(self) -> bool:
+        return self.core.is_trusted(self._now)
 
     # -- what may happen to it -----------------------------------------------------------------------
 
@@ -349,8 +348,6 @@ class FakeWorker:
     def _answered(self, arrived: _InFlight) -> None:
         if arrived.answer is None:
             self.say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
-            if self.jobs is not None and self.worker is not None:
-                self.jobs.slots.gone(self.worker.id)
         sent_at = arrived.sent_at
         self._perform(self.core.heartbeat_answered(arrived.answer, sent_at=sent_at, now=self._now))
         if arrived.answer is None:
@@ -394,6 +391,8 @@ class FakeWorker:
 
     def _carry_out(self, action: Action) -> None:
         match action:
+            case actions.Resume() if self.jobs is not None:
+                self.jobs.slots.wake()
             case actions.Suspend():
                 if self.streams and self.core.worker_id is not None:
                     self.say(f"suspends {numbers(self.streams)}")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -24,28 +23,19 @@ from tests.waiting import until
 LIMIT_S = 30.0
 
 
-class Registered:
-    """As much of a worker session as is looked at."""
-
-    def __init__(self, session_id: UUID) -> None:
-        self.id = session_id
-
-
 class Stage:
     """Jobs over runs in memory."""
 
     def __init__(self, *, drain_s: float = LIMIT_S) -> None:
         self.runs = MemoryRuns()
-        self.worker: Any = Registered(ME)
-        self.is_trusted = True
         self.begun: list[int] = []
         self.told_to_stop: list[str] = []
         self.go_on = Event()
         self.jobs = Jobs(
             self.runs,
             Settings(job_drain_s=drain_s),
-            worker=lambda: self.worker,
-            is_trusted=lambda: self.is_trusted,
+            session=lambda: ME,
+            is_trusted=lambda: True,
             call=self.job,
             count=2,
             threads=ThreadPool(),

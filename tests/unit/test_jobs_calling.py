@@ -17,7 +17,6 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from feedq import RunCancelled, run_context
 from feedq.celery import bootsteps
-from feedq.celery.bootsteps import Places
 from feedq.core.schedule.model import ClaimedRun, Finish, Offer, RunState
 from feedq.core.schedule.spec import Semantics
 from feedq.errors import InvalidInput, JobSessionLost
@@ -256,24 +255,23 @@ def test_only_a_transactional_job_has_a_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queues", "concurrency", "places"),
+    ("queues", "concurrency", "capacity", "job_slots"),
     [
-        (("feedq", "feedq.control"), 500, Places(500, 4)),
-        (("jobs",), 20, Places(0, 20)),
-        (("jobs", "feedq"), 20, Places(20, 4)),
+        (("feedq", "feedq.control"), 500, 500, 4),
+        (("jobs",), 20, 0, 20),
+        (("jobs", "feedq"), 20, 20, 4),
     ],
 )
 def test_what_a_worker_takes_goes_by_its_queues_and_its_concurrency(
-    queues: tuple[str, ...], concurrency: int, places: Places
+    queues: tuple[str, ...], concurrency: int, capacity: int, job_slots: int
 ) -> None:
     consumes = dict.fromkeys((*queues, bootsteps.node_queue("w1@h")))
     app = SimpleNamespace(
         amqp=SimpleNamespace(queues=SimpleNamespace(consume_from=consumes)), tasks={"acme.report": None}
     )
     worker = SimpleNamespace(hostname="w1@h", app=app, concurrency=concurrency)
-    assert Places.of(worker, Settings()) == places
-    described = bootsteps._describe(worker, places, Settings())
-    assert (described.capacity, described.job_slots) == (places.capacity, places.job_slots)
+    described = bootsteps._describe(worker, Settings())
+    assert (described.capacity, described.job_slots) == (capacity, job_slots)
     assert described.tasks == {"acme.report"}
 
 

@@ -20,7 +20,6 @@ from uuid import UUID
 
 from feedq.control.store.jobs.runs import RunStore
 from feedq.control.store.worker_session import NotifyReason
-from feedq.core.model import Worker
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.watched_threads import TURN_S, WatchedThread, note_turn
@@ -48,20 +47,21 @@ class Jobs:
         runs: RunStore,
         settings: Settings,
         *,
-        worker: Callable[[], Worker | None],
+        session: Callable[[], UUID | None],
         is_trusted: Callable[[], bool],
         call: Call,
         count: int,
         threads: ThreadPool,
     ) -> None:
-        """``count`` slots; ``call`` runs a job in one of them, on one of ``threads``."""
-        self._worker, self._is_trusted = worker, is_trusted
+        """``count`` slots; ``call`` runs a job in one of them, on one of ``threads``. For ``session`` and
+        ``is_trusted`` see `Slots`."""
         self._drain_s = settings.job_drain_s
         self.slots = Slots(
             runs,
             call,
             count=count,
-            identity=self._identity,
+            session=session,
+            is_trusted=is_trusted,
             peers=lambda: self._ticker.peers,
             threads=threads,
             on_change=self._wake_slots,
@@ -91,7 +91,7 @@ class Jobs:
         self._slots_turn.wake()
         self._woken.set()
 
-    # -- what the lease keeper says ------------------------------------------------------------------
+    # -- what the supervisor says --------------------------------------------------------------------
 
     def notified(self, reasons: Collection[str]) -> None:
         if NotifyReason.JOBS.is_among(reasons):
@@ -99,11 +99,6 @@ class Jobs:
             self.slots.notified()
         elif NotifyReason.RUNS.is_among(reasons):
             self.slots.wake()
-
-    def gone(self) -> None:
-        worker = self._worker()
-        if worker is not None:
-            self.slots.gone(worker.id)
 
     # -- leaving -------------------------------------------------------------------------------------
 
@@ -148,9 +143,3 @@ class Jobs:
             if slots.is_idle and not slots.has_unanswered_claim:
                 break
             Event().wait(POLL_S)
-
-    # -- for the parts -------------------------------------------------------------------------------
-
-    def _identity(self) -> UUID | None:
-        worker = self._worker()
-        return worker.id if worker is not None and self._is_trusted() else None

@@ -43,14 +43,8 @@ CHECK_S = 2.0
 CLAIM_PAUSE_S = 0.01
 """The pause between two claims that nobody asked for: what may start in a moment cannot become a loop without a
 pause."""
-TAKE_OVER_PAUSE_S = 0.05
-"""How often it looks for the next session while runs of one that is gone go on here: well within the grace that
-the database gives them (`feedq/control/sql/ends.sql`)."""
 
 logger = log(__name__)
-
-Identity = Callable[[], UUID | None]
-"""The session under which this worker may claim now; None while it may not."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,14 +69,18 @@ class Slots:
         call: Call,
         *,
         count: int,
-        identity: Identity,
+        session: Callable[[], UUID | None],
+        is_trusted: Callable[[], bool],
         peers: Callable[[], Peers],
         threads: ThreadPool,
         on_change: Callable[[], None],
     ) -> None:
-        """``threads`` run the jobs. ``on_change`` is called, on any thread, when a `turn` is due at once."""
+        """``session`` is the worker session, None while there is none, and nothing is claimed under it unless it
+        ``is_trusted``. ``threads`` run the jobs. ``on_change`` is called, on any thread, when a `turn` is due at
+        once."""
         self._runs, self._call, self._count = runs, call, count
-        self._identity, self._peers, self._rng = identity, peers, Random()
+        self._session, self._is_trusted = session, is_trusted
+        self._peers, self._rng = peers, Random()
         self._threads, self._on_change = threads, on_change
         self._lock = RLock()
         self._attempts: set[Attempt] = set()
@@ -95,15 +93,13 @@ class Slots:
         """The highest that was heard of."""
         self._unanswered_claim: UUID | None = None
         """The session for which a claim was asked and its answer not heard."""
-        self._gone: UUID | None = None
-        """The session that was declared gone last."""
         for state in RunState:
             RUNS_ENDED.labels(state.value)  # at 0: Prometheus sees a first one as a rise
 
     # -- what others say -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Note that there may be runs to claim."""
+        """Note that there may be runs to claim, or a new session under which to go on."""
         with self._lock:
             self._claim_at = float("-inf")
             self._on_change()
@@ -113,12 +109,6 @@ class Slots:
         with self._lock:
             self._check_at = float("-inf")
             self.wake()
-
-    def gone(self, session_id: UUID) -> None:
-        """Declared gone. What runs under this session goes on under the next one, if that comes soon."""
-        with self._lock:
-            self._gone = session_id
-            self._on_change()
 
     def drain(self) -> None:
         """Claim nothing more. Safe in a signal handler: it takes no lock, and wakes nobody."""
@@ -201,8 +191,6 @@ class Slots:
         wanted = [now + CHECK_S]
         if running := self._running():
             wanted += [self._check_at, *(attempt.context.ends_at for attempt in running)]
-            if any(attempt.session_id == self._gone for attempt in running):
-                wanted.append(now + TAKE_OVER_PAUSE_S)
         if self._room() > 0:
             wanted.append(self._claim_at)
         return max(0.0, min(wanted) - now)
@@ -217,8 +205,8 @@ class Slots:
     def _take_over(self) -> None:
         """Have what runs under a session that is gone, and what has ended under it, go on under ours. What was
         taken away before is somebody else's business by now."""
-        session_id = self._identity()
-        if session_id is None or session_id == self._gone:
+        session_id = self._trusted_session()
+        if session_id is None:
             return
         with self._lock:
             theirs = [a for a in (*self._running(), *self._ended) if a.session_id != session_id]
@@ -284,6 +272,10 @@ class Slots:
                         self._decide(attempt, "it was cancelled, or taken away from this worker")
                         logger.info(LogEvent.RUN_TAKEN_AWAY, run=attempt.run.correlation_id, why="cancelled")
 
+    def _trusted_session(self) -> UUID | None:
+        """The session under which this worker may claim now; None while it may not."""
+        return self._session() if self._is_trusted() else None
+
     def _room(self) -> int:
         stuck = len(self._attempts) - self.running
         if self._is_draining or stuck >= max(self._count, 1):
@@ -293,12 +285,12 @@ class Slots:
     def _claim(self) -> None:
         with self._lock:
             room = self._room()
-            session_id = self._identity()
+            session_id = self._trusted_session()
             if room <= 0 or monotonic() < self._claim_at:
                 return
             peers = self._peers()
             self._claim_at = monotonic() + peers.poll_s
-            if session_id is None or session_id == self._gone:
+            if session_id is None:
                 return
         self._unanswered_claim = session_id
         granted = self._runs.claim(Offer(session_id, room, self._count, peers.slots))
@@ -314,7 +306,7 @@ class Slots:
         """Give back what was claimed and never heard of, before anything else is claimed, or the worker
         leaves."""
         session_id = self._unanswered_claim
-        if session_id is not None and session_id != self._gone:
+        if session_id is not None and session_id == self._session():
             held = self._runs.held(session_id)
             unheard = [Finish(i, f, RunState.WAITING) for i, f in held.items() if f > self._last_fence]
             if unheard:
@@ -327,8 +319,8 @@ class Slots:
         RUN_WAIT_SECONDS.observe(max(run.waited_s, 0.0))
         attempt = Attempt(session_id, run, RunContext(run))
         with self._lock:
-            if session_id == self._gone:
-                return  # while the answer was under way
+            if session_id != self._session():
+                return  # it is gone, while the answer was under way
             if self._is_draining:
                 self._end(attempt, Finish(run.id, run.fence, RunState.WAITING))
                 return
