@@ -13,22 +13,15 @@ loop runs, and what it lands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from random import Random
 from time import monotonic, process_time
+from typing import TYPE_CHECKING
 
-from feedq.core.backoff import (
-    BackoffPolicy,
-    NextTry,
-    attempts_after,
-    next_recheck_s,
-    next_try,
-)
-from feedq.core.clock import Clock
+from feedq.core.backoff import NextTry, attempts_after, next_recheck_s, next_try
 from feedq.core.lease import running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
 from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, Rewind, Status
@@ -41,8 +34,10 @@ from feedq.sinks.field_watch import FieldWatch
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.worker.activity import resident_bytes
 from feedq.worker.batch_queue import BatchQueue, CommitAnswer
-from feedq.worker.sink_pool import SinkPool
 from feedq.worker.taps import RecordTap
+
+if TYPE_CHECKING:
+    from feedq.worker.runner import WorkerServices
 
 PROGRESS_MAX = 2_000
 """Feeds without news in one report; the others come with the next ones. So what a worker's reports cost, here and
@@ -63,10 +58,7 @@ class FeedProgress:
 
     key: FeedKey
     _feed: str
-    _clock: Clock
-    _rng: Random
-    _policy: BackoffPolicy
-    _sinks: SinkPool
+    _worker: WorkerServices
     _is_new_here: bool
     _quarantined: bool
     failures: int
@@ -79,13 +71,15 @@ class FeedProgress:
     """The name of its sink, once it runs."""
     batch_queue: BatchQueue | None = None
     landed: int = 0
-    """The records that have landed in this process."""
+    """The records that have landed since the last report."""
     landed_ever: int = 0
     """All that the sink says have landed of the feed, and these."""
-    dead: int = 0
     bytes_landed: int = 0
+    """The bytes of the batches that were committed since then."""
+    dead: int = 0
+    """The records that were refused since then."""
     dead_error: str | None = None
-    """Why the latest of the dead was refused, if that was since the last report."""
+    """Why the latest of these was refused."""
     last_record_at: datetime | None = None
     event_times: EventTimeReader | None = None
     """What reads the event times of its records, if `max_event_lag` is expected of it."""
@@ -107,8 +101,10 @@ class FeedProgress:
     _notices: dict[str, str | None] = field(default_factory=dict)
     """The notices since the last report."""
     _sink_error: str | None = None
-    _reported: tuple[int, int, int] = (0, 0, 0)
     _counted_at: float = 0.0
+    """When the rates were last measured."""
+    _has_counted: bool = False
+    """Whether anything had landed or was refused by then."""
     _refused_at: float = float("-inf")
     _per_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Rows, bytes and dead letters a second, smoothed."""
@@ -119,20 +115,15 @@ class FeedProgress:
     """When the feed began to try for the connection that it has not got."""
 
     @classmethod
-    def of(
-        cls, claim: Claim, *, clock: Clock, rng: Random, policy: BackoffPolicy, sinks: SinkPool
-    ) -> FeedProgress:
+    def of(cls, claim: Claim, worker: WorkerServices) -> FeedProgress:
         made = cls(
             claim.key,
             claim.feed.name,
-            clock,
-            rng,
-            policy,
-            sinks,
+            worker,
             claim.is_new_here,
             claim.quarantined,
             claim.failures,
-            _counted_at=clock.monotonic(),
+            _counted_at=worker.clock.monotonic(),
         )
         if claim.has_failed:
             made.rechecks = claim.attempts
@@ -178,25 +169,25 @@ class FeedProgress:
 
     def report(self) -> Progress:
         """Return what happened since the last call."""
-        now = (self.landed, self.bytes_landed, self.dead)
-        before, self._reported = self._reported, now
+        counts = records, size, dead = self.landed, self.bytes_landed, self.dead
+        self.landed = self.bytes_landed = self.dead = 0
         error, self.error = self.error, None
         rewind, self.rewind = self.rewind, None
         dead_error, self.dead_error = self.dead_error, None
-        self._measure(before, now)
+        self._measure(counts)
         sink_error = self._find_sink_error()
         if sink_error != self._sink_error:
             error, self._sink_error = error or sink_error, sink_error
         ago_s = None
         if self.last_record_at is not None:
-            ago_s = max(0.0, (self._clock.now() - self.last_record_at).total_seconds())
+            ago_s = max(0.0, (self._worker.clock.now() - self.last_record_at).total_seconds())
         event_time = self.event_time or EventTime()
         return Progress(
             feed_id=self.key[0],
             epoch=self.key[1],
-            records=now[0] - before[0],
-            bytes=now[1] - before[1],
-            dead_letters=now[2] - before[2],
+            records=records,
+            bytes=size,
+            dead_letters=dead,
             last_record_ago_s=ago_s,
             cursor=self.batch_queue.cursor if self.batch_queue else None,
             connected=self.is_connected,
@@ -220,22 +211,22 @@ class FeedProgress:
         """Return why nothing of the feed can be written just now: its table, or the sink."""
         trouble = self.batch_queue.trouble if self.batch_queue is not None else None
         if trouble is None and self.sink is not None:
-            trouble = self._sinks.trouble(self.sink)
+            trouble = self._worker.sinks.trouble(self.sink)
         return None if trouble is None else self.masked(trouble)
 
-    def _measure(self, before: Sequence[int], now: Sequence[int]) -> None:
+    def _measure(self, counts: tuple[int, int, int]) -> None:
         """Take in what has landed and what was refused since the last report."""
-        at = self._clock.monotonic()
+        at = self._worker.clock.monotonic()
         # As long as nothing has come there is no rate to go on from.
-        take_in = partial(smoothed, elapsed_s=at - self._counted_at, is_first=not any(before))
+        take_in = partial(smoothed, elapsed_s=at - self._counted_at, is_first=not self._has_counted)
         rows_per_s, bytes_per_s, dead_per_s = self._per_s
         self._per_s = (
-            take_in(rows_per_s, count=now[0] - before[0]),
-            take_in(bytes_per_s, count=now[1] - before[1]),
-            take_in(dead_per_s, count=now[2] - before[2]),
+            take_in(rows_per_s, count=counts[0]),
+            take_in(bytes_per_s, count=counts[1]),
+            take_in(dead_per_s, count=counts[2]),
         )
-        self._counted_at = at
-        if now[2] > before[2]:
+        self._counted_at, self._has_counted = at, self._has_counted or any(counts)
+        if counts[2]:
             self._refused_at = at
 
     @property
@@ -247,7 +238,7 @@ class FeedProgress:
     def status(self, *, is_still: bool) -> Status:
         """Return the status that the control plane would see, if it knows whether this worker stands still. For
         the metrics; from any thread."""
-        clock, is_refused = self._clock, self._refused_at >= 0
+        clock, is_refused = self._worker.clock, self._refused_at >= 0
         ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
         lease = Lease(
             self.key[0],
@@ -270,21 +261,21 @@ class FeedProgress:
     def begin(self) -> None:
         """The feed tries to connect."""
         if self._failing_since is None:
-            self._failing_since = self._clock.monotonic()
+            self._failing_since = self._worker.clock.monotonic()
 
     @property
     def is_connected(self) -> bool:
         return self._connected_at is not None
 
     def connected(self) -> None:
-        self._connected_at, self._failing_since = self._clock.monotonic(), None
+        self._connected_at, self._failing_since = self._worker.clock.monotonic(), None
 
     def disconnected(self) -> None:
         self._connected_at = None
 
     def fenced(self, fenced: Fenced) -> None:
         """The sink takes this epoch for the latest one."""
-        self._owned_since = self._clock.monotonic()
+        self._owned_since = self._worker.clock.monotonic()
         self.landed_ever = fenced.records
 
     def next_try(self, error: SourceUnavailable | SinkUnavailable) -> NextTry:
@@ -293,11 +284,11 @@ class FeedProgress:
         if self._connected_at is None:
             failing_s = self._seconds_since(self._failing_since)
         self.failures += 1
-        self.attempts = attempts_after(self.attempts, connected_s=held_s, policy=self._policy)
+        self.attempts = attempts_after(self.attempts, connected_s=held_s, policy=self._worker.backoff)
         return next_try(
             self.attempts,
-            rng=self._rng,
-            policy=self._policy,
+            rng=self._worker.rng,
+            policy=self._worker.backoff,
             not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
             is_new_here=self._is_new_here and self.last_record_at is None,
             failing_s=failing_s,
@@ -309,10 +300,10 @@ class FeedProgress:
         without end."""
         self.failures += 1
         owned_s = self._seconds_since(self._owned_since)
-        self.attempts = attempts_after(self.attempts, connected_s=owned_s, policy=self._policy)
+        self.attempts = attempts_after(self.attempts, connected_s=owned_s, policy=self._worker.backoff)
         if self.attempts == 1:
             return 0.0
-        return next_try(self.attempts - 1, rng=self._rng, policy=self._policy).delay_s
+        return next_try(self.attempts - 1, rng=self._worker.rng, policy=self._worker.backoff).delay_s
 
     def unusable(self) -> None:
         """The feed cannot run as declared."""
@@ -321,10 +312,10 @@ class FeedProgress:
 
     def next_recheck_s(self) -> float:
         """Return in how long a feed that cannot run as declared is checked again."""
-        return next_recheck_s(self.rechecks, rng=self._rng, policy=self._policy)
+        return next_recheck_s(self.rechecks, rng=self._worker.rng, policy=self._worker.backoff)
 
     def _seconds_since(self, at: float | None) -> float:
-        return 0.0 if at is None else self._clock.monotonic() - at
+        return 0.0 if at is None else self._worker.clock.monotonic() - at
 
 
 class ProgressReporter:

@@ -126,9 +126,7 @@ class FeedRunner:
         self._unread: Feed | None = feed
         """The declaration, until it is read: what a feed needs of it to stream is much less."""
         self._kind: type[Connector]
-        self.progress = FeedProgress.of(
-            claim, clock=worker.clock, rng=worker.rng, policy=worker.backoff, sinks=worker.sinks
-        )
+        self.progress = FeedProgress.of(claim, worker)
         self._after_loss = claim.after_loss
         """Whether the feed comes from a lost worker, until it has had its first turn to connect here."""
         self._interrupt: Interrupt | None = None

@@ -14,8 +14,7 @@ from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
 from tests.fakes.clock import ManualClock
 from tests.fakes.sink import IDENTITY
-from tests.live.test_runner import worker_services
-from tests.unit.data_path import AT, DataPath, PathPool, until
+from tests.unit.data_path import AT, DataPath, PathPool, until, worker_services
 
 
 def make_runner(services: WorkerServices, feed_id: int) -> FeedRunner:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -15,8 +14,6 @@ import msgspec
 import pytest
 
 from feedq.connectors.base import load_connector
-from feedq.core.backoff import BackoffPolicy
-from feedq.core.clock import SystemClock
 from feedq.core.model import (
     Claim,
     Feed,
@@ -27,19 +24,15 @@ from feedq.core.model import (
     StartCursor,
     Status,
 )
-from feedq.core.permission import DEFAULT
 from feedq.sinks.base import CheckpointChange
 from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.loopback import serving
 from feedq.worker import pacing
-from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import FeedProgress
-from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
+from feedq.worker.runner import FeedRunner, Interrupt
 from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
 from tests.live import odd_connector
-from tests.unit.data_path import AT, DataPath, PathPool, until
-
-FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
+from tests.unit.data_path import AT, FAST, DataPath, PathPool, until, worker_services
 
 
 class NumberedSource:
@@ -90,28 +83,6 @@ async def numbered_source(source: NumberedSource | None = None) -> AsyncIterator
         yield source
     finally:
         server.close()
-
-
-def worker_services(sinks: PathPool, **given: Any) -> WorkerServices:
-    """What all feeds of a worker share, with nothing behind it but what is given."""
-
-    alone = WorkerServices(
-        clock=SystemClock(),
-        rng=Random(1),
-        backoff=FAST,
-        permissions=DEFAULT,
-        environment="test",
-        sinks=sinks,
-        note_thread=lambda _: nullcontext(),
-        pacing=Pacing({}, SystemClock()),
-        connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
-        trusted=asyncio.Event(),
-        commit_timeout_s=2.0,
-        expected=lambda _, own: own,
-        on_progress=lambda _: None,
-        on_status=lambda _: None,
-    )
-    return replace(alone, **given)
 
 
 class Bench:

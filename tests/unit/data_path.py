@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Claim, Feed, FeedKey, FeedSpec
+from feedq.core.permission import DEFAULT
 from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
 from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
+from feedq.worker.pacing import ConnectLimiter, Pacing
 from feedq.worker.progress_reporter import FeedProgress
+from feedq.worker.runner import WorkerServices
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.sink_thread import Outage
 from feedq.worker.writer import Writer
@@ -26,6 +32,7 @@ from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTable
 TARGET = Target("landed", "json")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_S = 30.0
+FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
 
 
 class DataPath:
@@ -97,9 +104,7 @@ class DataPath:
             budget=self.budget,
             inflight_max=self.inflight_max,
             writer=self.writer,
-            progress=FeedProgress.of(
-                claim, clock=SystemClock(), rng=Random(1), policy=BackoffPolicy(), sinks=PathPool(self)
-            ),
+            progress=FeedProgress.of(claim, worker_services(PathPool(self))),
             on_change=on_change,
         )
 
@@ -119,6 +124,28 @@ class PathPool(SinkPool):
 
     def trouble(self, sink: str) -> str | None:
         return self.said_trouble
+
+
+def worker_services(sinks: PathPool, **given: Any) -> WorkerServices:
+    """What all feeds of a worker share, with nothing behind it but what is given."""
+
+    alone = WorkerServices(
+        clock=SystemClock(),
+        rng=Random(1),
+        backoff=FAST,
+        permissions=DEFAULT,
+        environment="test",
+        sinks=sinks,
+        note_thread=lambda _: nullcontext(),
+        pacing=Pacing({}, SystemClock()),
+        connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
+        trusted=asyncio.Event(),
+        commit_timeout_s=2.0,
+        expected=lambda _, own: own,
+        on_progress=lambda _: None,
+        on_status=lambda _: None,
+    )
+    return replace(alone, **given)
 
 
 def batch(*records: bytes, cursor: JSON) -> Batch:
