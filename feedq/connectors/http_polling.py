@@ -23,9 +23,9 @@ import math
 import re
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -135,12 +135,14 @@ def advance(position: PollCursor, answer: PollAnswer, *, page: str, follows_curs
     """Decides where an answer takes a feed. ``page``: what was asked for, if not the first page.
     ``follows_cursor``: a moved cursor means that more may be there."""
     new = yield from unseen(position, answer.records)
-    if answer.next_page and answer.next_page != page:
-        return PollStep(new, PollCursor(at=answer.at), again=True, page=answer.next_page)
-    if page:
-        return PollStep(new, PollCursor(at=answer.at))
-    if answer.at != position.at:
-        return PollStep(new, PollCursor(at=answer.at), again=follows_cursor and bool(answer.records))
+    # Behind an answer whose next record cannot land, the same request goes on.
+    if answer.refusal is None:
+        if answer.next_page and answer.next_page != page:
+            return PollStep(new, PollCursor(at=answer.at), again=True, page=answer.next_page)
+        if page:
+            return PollStep(new, PollCursor(at=answer.at))
+        if answer.at != position.at:
+            return PollStep(new, PollCursor(at=answer.at), again=follows_cursor and bool(answer.records))
     after = PollCursor(
         at=answer.at,
         etag=_tag(answer.etag),
@@ -149,12 +151,6 @@ def advance(position: PollCursor, answer: PollAnswer, *, page: str, follows_curs
         digest=(yield from digest(answer.records)),
     )
     return PollStep(new, after)
-
-
-def within(position: PollCursor, records: Sequence[bytes]) -> Steps[PollStep]:
-    """Goes as far as an answer whose next record cannot land: the same request goes on behind ``records``."""
-    after = replace(position, etag="", modified="", seen=len(records), digest=(yield from digest(records)))
-    return PollStep((yield from unseen(position, records)), after)
 
 
 def unseen(position: PollCursor, records: Sequence[bytes]) -> Steps[Sequence[bytes]]:
@@ -189,17 +185,8 @@ def next_tick(began: float, now: float, *, interval_s: float) -> float:
     return tick if tick > now else now + interval_s
 
 
-@dataclass(frozen=True, slots=True)
-class Elements:
-    """The elements of a list, as they stand in a document."""
-
-    texts: Sequence[bytes]
-    oversize: bool = False
-    """The next one is larger than a record may be."""
-
-
-class TooMany(ValueError):
-    """A list has more elements than are taken."""
+Cut: TypeAlias = tuple[Sequence[bytes], Refusal | None]
+"""Records, up to one that cannot land; and if there is one, why it cannot."""
 
 
 def list_at(
@@ -209,21 +196,18 @@ def list_at(
     records_max: int,
     record_bytes_max: int,
     window_bytes: int = WINDOW_BYTES,
-) -> Steps[Elements | None]:
-    """The elements of a list in a JSON document; None if there is no list.
+) -> Steps[Cut | None]:
+    """The elements of a list in a JSON document, as they stand there; None if there is no list.
 
-    A ``null`` is an empty list, as some sources write it.
-
-    Raises:
-        TooMany: there are more than ``records_max``.
-        ValueError: the document is not JSON.
+    A ``null`` is an empty list, as some sources write it. Reading stops once there are more than ``records_max``
+    elements. Raises `ValueError` for a document that is not JSON.
     """
     (found,) = TextPointers([pointer]).find(document)
     yield
     if found is MISSING:
         return None
     if found == b"null":
-        return Elements(())
+        return (), None
     if found[:1] != b"[":
         _elements(found)
         return None
@@ -234,14 +218,14 @@ def list_at(
         if window is not None:
             texts += window
             if len(texts) > records_max:
-                raise TooMany
+                break
             if max(map(len, window), default=0) > record_bytes_max:
                 whole = next(i for i, text in enumerate(texts) if len(text) > record_bytes_max)
-                return Elements(texts[:whole], oversize=True)
+                return texts[:whole], Refusal.OVERSIZE
             if not window:
-                return Elements(texts, oversize=True)
+                return texts, Refusal.OVERSIZE
         yield
-    return Elements(texts)
+    return texts, None
 
 
 def _windows(
@@ -372,13 +356,10 @@ class Poller:
         while (answer := await self._ask(client)) is not None:
             if not self._page:
                 self._began_at = self._position.at
-            if answer.refusal is None:
-                follows_cursor = self._options.records is not None
-                step = await in_turns(
-                    advance(self._position, answer, page=self._page, follows_cursor=follows_cursor)
-                )
-            else:
-                step = await in_turns(within(self._position, answer.records))
+            follows_cursor = self._options.records is not None
+            step = await in_turns(
+                advance(self._position, answer, page=self._page, follows_cursor=follows_cursor)
+            )
             if step.new:
                 now = self._context.clock.now()
                 # Until all pages have landed, a cursor that the answers tell may lie behind what is still to come.
@@ -448,48 +429,43 @@ class Poller:
             modified=answer.headers.get("last-modified", ""),
         )
 
-    async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Refusal | None]:
-        """The records, up to one that cannot land; and if there is one, why it cannot."""
+    async def _records(self, answer: Answer, body: bytes) -> Cut:
         options = self._options
         if not body:
             return (), None
+        if options.records is None:
+            if len(body) > options.max_record_bytes:
+                return (), Refusal.OVERSIZE
+            if options.format == "json" and _LIST.match(body):
+                said = "the answer is a list, which lands as one row"
+                self._context.on_notice(
+                    "records", f'{said}; with source.records: "" each element is a record'
+                )
+            return (body,), None
         if options.records == FRAMED:
-            framed = await in_turns(frame_whole(body, options))
-            if framed is None:
-                raise SourceUnavailable(f"{answer.where}: its answer ends in the middle of a record")
-            if len(framed[0]) > options.max_records:
-                raise self._too_many(answer)
-            return framed
-        if options.records is not None:
-            elements = await self._elements(answer, body, options.records)
-            return elements.texts, Refusal.OVERSIZE if elements.oversize else None
-        if len(body) > options.max_record_bytes:
-            return (), Refusal.OVERSIZE
-        if options.format == "json" and _LIST.match(body):
-            said = 'the answer is a list, which lands as one row; with source.records: "" each element is a record'
-            self._context.on_notice("records", said)
-        return (body,), None
-
-    async def _elements(self, answer: Answer, body: bytes, pointer: str) -> Elements:
-        options = self._options
-        limits = {"records_max": options.max_records, "record_bytes_max": options.max_record_bytes}
-        try:
-            found = await in_turns(list_at(body, pointer, **limits))
-        except TooMany:
-            raise self._too_many(answer) from None
-        except ValueError:
-            raise _no_json(answer) from None
-        if found is None:
-            raise SourceUnavailable(
-                f"{answer.where}: its answer has no list at {pointer!r}; check source.records, or is it an error?"
+            cut = await in_turns(frame_whole(body, options))
+            missing = "ends in the middle of a record"
+        else:
+            try:
+                cut = await in_turns(
+                    list_at(
+                        body,
+                        options.records,
+                        records_max=options.max_records,
+                        record_bytes_max=options.max_record_bytes,
+                    )
+                )
+            except ValueError:
+                raise _no_json(answer) from None
+            missing = f"has no list at {options.records!r}; check source.records, or is it an error?"
+        if cut is None:
+            raise SourceUnavailable(f"{answer.where}: its answer {missing}")
+        if len(cut[0]) > options.max_records:
+            raise FeedMisconfigured(
+                f"{answer.where}: answer of more than {options.max_records} records; ask for fewer at a time, "
+                "or raise source.max_records"
             )
-        return found
-
-    def _too_many(self, answer: Answer) -> FeedMisconfigured:
-        return FeedMisconfigured(
-            f"{answer.where}: answer of more than {self._options.max_records} records; ask for fewer at a time, "
-            "or raise source.max_records"
-        )
+        return cut
 
     def _next_page(self, answer: Answer, body: bytes, client: HttpClient) -> str:
         """The address of the next page; empty if there is none."""
@@ -529,9 +505,9 @@ class Poller:
             raise _no_json(answer) from None
 
 
-def frame_whole(content: bytes, options: HttpOptions) -> Steps[tuple[Sequence[bytes], Refusal | None] | None]:
-    """The records of a content that has ended, and why it cannot be read on after them. The last needs no end
-    mark. None: it ends amid one. Those that follow the first `max_records` and a piece are left out."""
+def frame_whole(content: bytes, options: HttpOptions) -> Steps[Cut | None]:
+    """The records of a content that has ended. The last needs no end mark. None: it ends amid one. Those that
+    follow the first `max_records` and a piece are left out."""
     framer = options.stream_framer()
     records: list[bytes] = []
     for start in range(0, len(content), PIECE_BYTES):
