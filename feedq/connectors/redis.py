@@ -19,7 +19,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from pydantic import Field, field_validator
@@ -147,18 +147,8 @@ _MISTAKE = re.compile(r"MOVED|WRONGTYPE|ERR (unknown command|.*DB index)")
 _NO_CLIENT_NAME = re.compile(r"[^!-~]+")
 
 
-class StreamEntry(NamedTuple):
-    """An entry as it was read."""
-
-    stream: bytes
-    id: bytes
-    values: Sequence[bytes] = ()
-    """Fields and values in turn; of ``source.field`` alone, if the entry has it."""
-    too_large: str = ""
-    """What is over which limit; then the entry was not read."""
-
-
 KEPT_ID_BYTES: Final = 64
+"""Of an id, which has at most 41."""
 
 
 class RedisConnector:
@@ -173,6 +163,8 @@ class RedisConnector:
         self._names = tuple(name.encode() for name in options.streams)
         self._field = None if options.field is None else options.field.encode()
         self._count = min(COUNT_FIRST, options.count)
+        self._positions: dict[bytes, Id] = {}
+        """The id to resume after, of each stream."""
         self._is_there = False
         """Whether any of the streams exists, as far as is known: until then the feed counts as not connected."""
         idle_ms = options.idle_timeout_s * 1000
@@ -194,13 +186,13 @@ class RedisConnector:
                     self._options, self._context, buffer_bytes=READ_AHEAD_BYTES
                 )
                 link = RedisLink(connection, where=self._location)
-                positions = await self._log_in(link, cursor)
+                await self._log_in(link, cursor)
             link.idle_timeout_s = self._options.idle_timeout_s
             if self._is_there:
                 self._context.on_connected()
-            self._ask(link, positions)
+            self._ask(link)
             while True:
-                async with aclosing(self._answer(link, positions)) as batches:
+                async with aclosing(self._answer(link)) as batches:
                     async for batch in batches:
                         if not self._is_there:
                             self._is_there = True
@@ -214,8 +206,8 @@ class RedisConnector:
 
     # -- where to begin ------------------------------------------------------------------------------------
 
-    async def _log_in(self, link: RedisLink, cursor: JSON) -> dict[bytes, Id]:
-        """The id to resume after, of each stream."""
+    async def _log_in(self, link: RedisLink, cursor: JSON) -> None:
+        """Log in, and find where to resume."""
         user = credential(self._options.username, self._context)
         password = credential(self._options.password, self._context)
         database = int(self._location.target[1:] or 0)
@@ -233,16 +225,15 @@ class RedisConnector:
         # It only tells people whose connection this is; a server that does not allow it is none the worse.
         await link.answer(unless="")
         known = cursor if isinstance(cursor, dict) else {}
-        positions, missing = {}, []
+        missing = []
         for stream in self._names:
             info = await link.answer(unless="no such key")
             if info is None:
                 missing.append(stream.decode())
             kept = known.get(stream.decode())
-            positions[stream] = self._position(stream, _pairs(info), kept)
+            self._positions[stream] = self._position(stream, _pairs(info), kept)
         self._is_there = len(missing) < len(self._names)
         self._tell_missing(missing)
-        return positions
 
     def _tell_missing(self, names: Sequence[str]) -> None:
         if not self._is_there:
@@ -271,102 +262,104 @@ class RedisConnector:
         self._log_gap(stream, f"{made_anew}, and is read from its beginning")
         return ZERO
 
-    async def _look_for_new_streams(self, link: RedisLink, positions: dict[bytes, Id]) -> None:
+    async def _look_for_new_streams(self, link: RedisLink) -> None:
         """Start over in a stream that brings nothing because it was made anew while we read it."""
-        link.send(*(("XINFO", "STREAM", stream) for stream in positions))
-        for stream, position in positions.items():
+        link.send(*(("XINFO", "STREAM", stream) for stream in self._positions))
+        for stream, position in self._positions.items():
             info = _pairs(await link.answer(unless="no such key"))
             if info and (last := _id(info.get(b"last-generated-id"))) < position:
-                positions[stream] = self._start_over(stream, last, position)
+                self._positions[stream] = self._start_over(stream, last, position)
 
     def _log_gap(self, stream: bytes, detail: str) -> None:
         log_gap(self._context, f"{self._location} {stream.decode()}", detail)
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def _ask(self, link: RedisLink, positions: Mapping[bytes, Id]) -> None:
-        ids = [id_text(position) for position in positions.values()]
+    @property
+    def _cursor(self) -> JSON:
+        return {
+            name.decode(): id_text(position) for name, position in self._positions.items() if position > ZERO
+        }
+
+    def _ask(self, link: RedisLink) -> None:
+        ids = map(id_text, self._positions.values())
         link.send(
-            *(("XRANGE", stream, "-", "+", "COUNT", 1) for stream in positions),
-            ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", *positions, *ids),
+            *(("XRANGE", stream, "-", "+", "COUNT", 1) for stream in self._names),
+            ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", *self._names, *ids),
         )
 
-    async def _answer(self, link: RedisLink, positions: dict[bytes, Id]) -> AsyncGenerator[Batch, None]:
-        """What was asked for, in batches. Advances ``positions``, and asks for what follows."""
+    async def _answer(self, link: RedisLink) -> AsyncGenerator[Batch, None]:
+        """What was asked for, in batches. Asks for what follows."""
         for stream in self._names:
-            self._check_gap(stream, _oldest(await link.answer()), positions[stream])
+            self._check_gap(stream, _oldest(await link.answer()))
         records: list[bytes] = []
         count = size = held = 0
         failure: FeedMisconfigured | EndReached | None = None
-        ends_at = self._context.ends_at
-        async with aclosing(self._entries(link)) as entries:
-            async for entry in entries:
-                entry_id = _id(entry.id)
-                if entry_id <= positions[entry.stream]:
-                    raise BrokenAnswer(
-                        f"an entry {id_text(entry_id)} that comes before those that were asked for"
-                    )
-                if ends_at is not None and place_of(entry_id) > ends_at:
-                    failure = EndReached(
-                        f"{self._location}: what was asked for ends before {id_text(entry_id)}"
-                    )
-                    break
-                record = b"" if entry.too_large else self._record(entry)
-                failure = self._refusal(entry, record, positions)
-                if failure is not None:
-                    break
-                records.append(record)
-                positions[entry.stream] = entry_id
-                count, size, held = count + 1, size + len(record), held + len(record) + ENTRY_BYTES
-                if held >= self._options.buffer_bytes:
-                    yield self._batch(records, positions)
-                    records, held = [], 0
+        try:
+            async with aclosing(self._entries(link)) as entries:
+                async for stream, entry_id, record in entries:
+                    records.append(record)
+                    self._positions[stream] = entry_id
+                    count, size, held = count + 1, size + len(record), held + len(record) + ENTRY_BYTES
+                    if held >= self._options.buffer_bytes:
+                        yield self._batch(records)
+                        records, held = [], 0
+        except (FeedMisconfigured, EndReached) as error:
+            failure = error  # behind what came before it
         if failure is None:
             self._adapt_count(count, size)
             if not count:
-                await self._look_for_new_streams(link, positions)
-            self._ask(link, positions)
+                await self._look_for_new_streams(link)
+            self._ask(link)
         if records:
-            yield self._batch(records, positions)
+            yield self._batch(records)
         if failure is not None:
             raise failure
 
-    async def _entries(self, link: RedisLink) -> AsyncGenerator[StreamEntry, None]:
-        """The entries of an answer to XREAD, each when it has arrived."""
+    async def _entries(self, link: RedisLink) -> AsyncGenerator[tuple[bytes, Id, bytes], None]:
+        """The entries of an answer to XREAD, each when it has arrived: its stream, its id and its record. Raises
+        `FeedMisconfigured` or `EndReached` at one that cannot land."""
         for _ in range(await link.array(at_most=len(self._names))):
             await _pair(link)
             stream = await link.text(at_most=FIELD_NAME_BYTES_MAX)
-            if stream not in self._names:
+            if stream not in self._positions:
                 raise BrokenAnswer("entries of a stream that was not asked for")
             for _ in range(await link.array(at_most=self._count)):
                 await _pair(link)
-                entry_id = await link.text(at_most=KEPT_ID_BYTES)
-                if isinstance(entry_id, LeftOut) or not ID.fullmatch(entry_id):
-                    raise BrokenAnswer("an entry with an invalid id")
-                yield await self._entry(link, stream, entry_id)
+                entry_id = _id(await link.text(at_most=KEPT_ID_BYTES))
+                self._check_place(stream, entry_id)
+                record = self._record(stream, entry_id, await self._values(link))
+                if len(record) > self._options.max_record_bytes:
+                    raise oversize(self._location, self._options, size=len(record), after=self._cursor)
+                yield stream, entry_id, record
 
-    async def _entry(self, link: RedisLink, stream: bytes, entry_id: bytes) -> StreamEntry:
-        """Reads an entry, or of one that is too large as much as tells so."""
+    def _check_place(self, stream: bytes, entry_id: Id) -> None:
+        if entry_id <= self._positions[stream]:
+            raise BrokenAnswer(f"an entry {id_text(entry_id)} that comes before those that were asked for")
+        if self._context.ends_at is not None and place_of(entry_id) > self._context.ends_at:
+            raise EndReached(f"{self._location}: what was asked for ends before {id_text(entry_id)}")
+
+    async def _values(self, link: RedisLink) -> list[bytes]:
+        """Fields and values of an entry, in turn; of ``source.field`` alone, if the entry has it. Raises
+        `FeedMisconfigured` as soon as they are too large."""
         count = await link.array(at_most=2**31)
         if count % 2:
             raise BrokenAnswer("an entry with a field that has no value")
         if count > 2 * FIELDS_MAX:
-            return StreamEntry(
-                stream, entry_id, too_large=f"entry of {count // 2} fields (at most {FIELDS_MAX} are read)"
-            )
+            raise self._too_large(f"entry of {count // 2} fields (at most {FIELDS_MAX} are read)")
         most = self._options.max_record_bytes
         values: list[bytes] = []
         size, wanted, too_large = 0, False, ""
         for _ in range(count // 2):
             name = await link.text(at_most=FIELD_NAME_BYTES_MAX)
             if isinstance(name, LeftOut):
-                return StreamEntry(stream, entry_id, too_large=f"name of a field of {name.size} bytes")
+                raise self._too_large(f"name of a field of {name.size} bytes")
             is_wanted = name == self._field
             value = await link.text(at_most=most)
             if isinstance(value, LeftOut):
                 too_large = f"payload of {value.size} bytes"
                 if is_wanted or self._field is None:
-                    return StreamEntry(stream, entry_id, too_large=too_large)
+                    raise self._too_large(too_large)
                 await link.skip(value)
             elif is_wanted:
                 # The last of that name counts, and the others are not needed.
@@ -376,28 +369,22 @@ class RedisConnector:
                 size += len(name) + len(value)
                 too_large = f"payload of more than {most} bytes" if size > most else ""
                 values = [] if too_large else values
-        return StreamEntry(stream, entry_id, values, "" if wanted else too_large)
+        if too_large and not wanted:
+            raise self._too_large(too_large)
+        return values
 
-    def _batch(self, records: Sequence[bytes], positions: Mapping[bytes, Id]) -> Batch:
-        cursor, now = _cursor(positions), self._context.clock.now()
-        return Records.of(records).batch(cursor=cursor, received_at=now)
+    def _batch(self, records: Sequence[bytes]) -> Batch:
+        return Records.of(records).batch(cursor=self._cursor, received_at=self._context.clock.now())
 
-    def _refusal(
-        self, entry: StreamEntry, record: bytes, positions: Mapping[bytes, Id]
-    ) -> FeedMisconfigured | None:
-        """Why a record cannot land; None if it can."""
-        after = _cursor(positions)
-        if len(record) > self._options.max_record_bytes:
-            return oversize(self._location, self._options, size=len(record), after=after)
-        if entry.too_large:
-            return FeedMisconfigured(
-                f"{self._location}: {entry.too_large} after cursor {show_cursor(after)}; at most "
-                f"{self._options.max_record_bytes} bytes are allowed: raise source.max_record_bytes, or have "
-                "smaller entries written"
-            )
-        return None
+    def _too_large(self, what: str) -> FeedMisconfigured:
+        return FeedMisconfigured(
+            f"{self._location}: {what} after cursor {show_cursor(self._cursor)}; at most "
+            f"{self._options.max_record_bytes} bytes are allowed: raise source.max_record_bytes, or have "
+            "smaller entries written"
+        )
 
-    def _check_gap(self, stream: bytes, oldest: Id, position: Id) -> None:
+    def _check_gap(self, stream: bytes, oldest: Id) -> None:
+        position = self._positions[stream]
         if oldest > position > ZERO:
             self._log_gap(
                 stream,
@@ -414,13 +401,12 @@ class RedisConnector:
 
     # -- records -------------------------------------------------------------------------------------------
 
-    def _record(self, entry: StreamEntry) -> bytes:
-        stream, entry_id, values, _ = entry
+    def _record(self, stream: bytes, entry_id: Id, values: Sequence[bytes]) -> bytes:
         value = values[1] if values and values[0] == self._field else None
         if not self._options.envelope:
             return msgspec.json.encode(_object(values)) if value is None else value
         data = {"data": _object(values)} if value is None else payload_member(value)
-        return msgspec.json.encode({"stream": stream.decode(), "id": entry_id.decode(), **data})
+        return msgspec.json.encode({"stream": stream.decode(), "id": id_text(entry_id), **data})
 
     def _explain(self, error: RedisRefusal | BrokenAnswer) -> SourceUnavailable | FeedMisconfigured:
         said = str(error)[:SAID_CHARACTERS_MAX]
@@ -441,10 +427,6 @@ class RedisConnector:
                 f"{self._location}: {said}; check source.streams and the path of source.url"
             )
         return SourceUnavailable(f"{self._location}: {said}")
-
-
-def _cursor(positions: Mapping[bytes, Id]) -> JSON:
-    return {stream.decode(): id_text(position) for stream, position in positions.items() if position > ZERO}
 
 
 def _id(text: Any) -> Id:
