@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from enum import Enum, auto
 from math import inf
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -178,30 +177,26 @@ class Websocket:
             # Unless somebody is about to take it, it is we who do not listen: the source cannot be called silent.
             self._pulse.heard(now, message=not self._is_listening)
         options, where = self._options, self._options.location
-        match self._pulse.due(now):
-            case Due.SILENT:
-                self._give_up(
-                    SourceSilent(
-                        f"{where}: connected, but no message received for {options.idle_timeout_s:g} s "
-                        "(source.idle_timeout_s)"
-                    )
+        if now >= self._pulse.silent_at:
+            self._give_up(
+                SourceSilent(
+                    f"{where}: connected, but no message received for {options.idle_timeout_s:g} s "
+                    "(source.idle_timeout_s)"
                 )
-            case Due.UNANSWERED:
-                self._give_up(
-                    SourceUnavailable(
-                        f"{where}: nothing heard for {options.ping_timeout_s:g} s after a ping "
-                        "(source.ping_timeout_s)"
-                    )
+            )
+        elif now >= self._pulse.unanswered_at:
+            self._give_up(
+                SourceUnavailable(
+                    f"{where}: nothing heard for {options.ping_timeout_s:g} s after a ping "
+                    "(source.ping_timeout_s)"
                 )
-            case Due.PING:
-                self._ping(now)
-            case Due.NOTHING:
+            )
+        elif now >= self._pulse.ping_at:
+            self._protocol.send_ping(b"feedq")
+            self._pulse.pinged(now)
+            if self._flushed():
                 self._check_later()
-
-    def _ping(self, now: float) -> None:
-        self._protocol.send_ping(b"feedq")
-        self._pulse.pinged(now)
-        if self._flushed():
+        else:
             self._check_later()
 
     def _answer_later(self) -> None:
@@ -235,23 +230,12 @@ class Websocket:
         self.close()
 
 
-class Due(Enum):
-    """The next thing to do."""
-
-    NOTHING = auto()
-    PING = auto()
-    UNANSWERED = auto()
-    """Give it up: nothing at all came after a ping."""
-    SILENT = auto()
-    """Give it up: no message came."""
-
-
 class Pulse:
-    """Signs of life of one connection: when to ping the source, and when to give it up.
+    """When a connection is to be pinged, and when to give it up.
 
-    It takes the time and decides. Two clocks run: whatever is heard answers a ping, for it proves as well as a
-    pong that the source is there; only a message shows that the feed goes on, since pings and pongs are sent by
-    libraries whatever the source behind them does. Times are monotonic seconds; a duration of 0 is never.
+    Two clocks run: whatever is heard answers a ping, for it proves as well as a pong that the source is there;
+    only a message shows that the feed goes on, since pings and pongs are sent by libraries whatever the source
+    behind them does. Times are monotonic seconds, infinite for never; a duration of 0 is never.
     """
 
     def __init__(
@@ -260,35 +244,24 @@ class Pulse:
         self._ping_interval_s = ping_interval_s or inf
         self._ping_timeout_s = ping_timeout_s or inf
         self._idle_timeout_s = idle_timeout_s or inf
-        self._message_at = now
-        self._next_ping_at = now + self._ping_interval_s
-        self._unanswered_since = inf
+        self.silent_at = now + self._idle_timeout_s
+        self.unanswered_at = inf
+        self.ping_at = now + self._ping_interval_s
 
     def heard(self, now: float, *, message: bool) -> None:
         """Something came, and with it perhaps a message or a part of one."""
-        self._unanswered_since = inf
+        self.unanswered_at = inf
         if message:
-            self._message_at = now
+            self.silent_at = now + self._idle_timeout_s
 
     def pinged(self, now: float) -> None:
-        self._next_ping_at = now + self._ping_interval_s
-        self._unanswered_since = min(self._unanswered_since, now)
-
-    def due(self, now: float) -> Due:
-        if now >= self._message_at + self._idle_timeout_s:
-            return Due.SILENT
-        if now >= self._unanswered_since + self._ping_timeout_s:
-            return Due.UNANSWERED
-        return Due.PING if now >= self._next_ping_at else Due.NOTHING
+        self.ping_at = now + self._ping_interval_s
+        self.unanswered_at = min(self.unanswered_at, now + self._ping_timeout_s)
 
     @property
     def next_at(self) -> float:
-        """When something will be due; infinite for never. What is heard can only put it off."""
-        return min(
-            self._message_at + self._idle_timeout_s,
-            self._unanswered_since + self._ping_timeout_s,
-            self._next_ping_at,
-        )
+        """When something will be due."""
+        return min(self.silent_at, self.unanswered_at, self.ping_at)
 
 
 async def open_websocket(options: WebsocketOptions, cursor: JSON, context: Context) -> Websocket:

@@ -409,3 +409,13 @@ async def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_
         ).read()
     assert type(error) is SourceSilent
     assert str(error).endswith("connected, but no message received for 2 s (source.idle_timeout_s)")
+
+
+async def test_a_source_that_answers_no_ping_is_given_up() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await accept(reader, writer)
+        await until_closed(reader)
+
+    async with serving(script) as port:
+        error = await driver(port, ping_interval_s=0.05, ping_timeout_s=0.2).read()
+    assert_told(error, SourceUnavailable, "nothing heard for 0.2 s after a ping (source.ping_timeout_s)")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from feedq.connectors.base import Sockets
 from feedq.connectors.tcp import TcpOptions
-from feedq.connectors.websocket_connection import Due, Pulse
+from feedq.connectors.websocket_connection import Pulse
 from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import Dialed, explain, reason
 from feedq.errors import SourceSilent, SourceUnavailable
@@ -301,16 +301,14 @@ def test_a_ping_that_nothing_follows_gives_the_source_up_and_another_ping_does_n
     beat = pulse(ping=4)
     beat.pinged(104)
     beat.pinged(108)
-    assert beat.due(113.9) is Due.PING
-    assert beat.due(114) is Due.UNANSWERED
+    assert (beat.ping_at, beat.unanswered_at) == (112, 114)
 
 
 def test_only_messages_keep_a_source_from_being_silent() -> None:
     beat = pulse()
     beat.heard(150, message=True)
     beat.heard(205, message=False)
-    assert beat.due(209.9) is not Due.SILENT
-    assert beat.due(210) is Due.SILENT
+    assert beat.silent_at == 210
 
 
 @given(
@@ -318,17 +316,16 @@ def test_only_messages_keep_a_source_from_being_silent() -> None:
     st.sampled_from((0.0, 5.0, 20.0)),
     st.sampled_from((0.0, 10.0)),
 )
-def test_something_is_due_exactly_from_the_time_that_was_announced(
+def test_what_is_heard_never_makes_anything_due_earlier(
     steps: list[tuple[float, str]], ping: float, idle: float
 ) -> None:
     beat, now = pulse(ping=ping, idle=idle), 100.0
     for wait, step in steps:
         announced = beat.next_at
         now += wait
-        assert (beat.due(now) is Due.NOTHING) == (now < announced)
-        match step:
-            case "look" if beat.due(now) is Due.PING:
-                beat.pinged(now)
-            case "heard" | "message":
-                beat.heard(now, message=step == "message")
-                assert beat.next_at >= announced
+        if step != "look":
+            beat.heard(now, message=step == "message")
+            assert beat.next_at >= announced
+        elif beat.ping_at <= now:
+            beat.pinged(now)
+            assert beat.ping_at > now
