@@ -86,6 +86,8 @@ _ONLY_AN_EDIT_HELPS: Final[Mapping[int, str]] = {
     431: "does not accept the request; check source.headers",
     451: "may not give it to us",
 }
+_ASKED_BY_GET: Final = frozenset((HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, HTTPStatus.SEE_OTHER))
+"""Redirects that are followed with GET, whatever the request was."""
 _PERHAPS_FOR_NOW: Final = frozenset((403, 413))
 """With ``Retry-After`` these mean that we asked too often, or for too much, for now."""
 
@@ -301,12 +303,7 @@ class HttpClient:
         except (httpx.InvalidURL, UnicodeError):
             raise SourceUnavailable(f"{where}: redirects to an invalid address") from None
         self._check_scheme(there, where)
-        status = response.status_code
-        is_seen_off = status == HTTPStatus.SEE_OTHER or status in (
-            HTTPStatus.MOVED_PERMANENTLY,
-            HTTPStatus.FOUND,
-        )
-        method = "GET" if is_seen_off else request.method
+        method = "GET" if response.status_code in _ASKED_BY_GET else request.method
         left_out = {b"host", b"content-length"}
         if there not in self._at_home:
             left_out.update(name.lower().encode() for name in self._options.headers)

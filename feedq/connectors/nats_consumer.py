@@ -234,14 +234,6 @@ AT_NS_MAX: Final = 2**63
 _ACK: Final = "$JS.ACK."
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerLost:
-    """What the server said when the consumer became useless."""
-
-    status: str
-    said: str
-
-
 @dataclass(slots=True)
 class _Request:
     """A request under way."""
@@ -338,21 +330,22 @@ class Pulls:
             self._room.give_back(request.left * request.message_bytes)
         return request
 
-    def handle(self, status: NatsMessage) -> ConsumerLost | None:
-        """Takes a status message. Returns the trouble if it means more than that a request has ended."""
+    def handle(self, status: NatsMessage) -> str | None:
+        """Takes a status message. Returns what it says if it means more than that a request has ended: then the
+        consumer is of no more use."""
         headers = status.headers
-        code, said = headers.get(STATUS, ""), headers.get(DESCRIPTION, "")
+        code, said = headers.get(STATUS, ""), headers.get(DESCRIPTION, "").lower()
         if code == HEARTBEAT:
             return None
-        if code in ENDED or (code == CONFLICT and any(text in said.lower() for text in _STILL_THERE)):
+        lost = said[:SAID_CHARACTERS_MAX] or f"status {code}"
+        if code in ENDED or (code == CONFLICT and any(text in said for text in _STILL_THERE)):
             request = self._end(status.subject)
             is_untouched = request is not None and request.is_untouched
             if is_untouched:
                 self._window = max(self._window // 2, min(self._messages, FIRST_MESSAGES))
             # With all of its room left, a message did not fit into the request: it fits into none.
-            is_too_large = is_untouched and "exceeds maxbytes" in said.lower()
-            return ConsumerLost(code, said) if is_too_large else None
-        return ConsumerLost(code, said)
+            return lost if is_untouched and "exceeds maxbytes" in said else None
+        return lost
 
 
 class Received(NamedTuple):
@@ -439,9 +432,9 @@ class Reading:
             if self._client.inbox.size > self._held_bytes_max + self._options.max_record_bytes:
                 self._client.fail(SourceUnavailable(f"{self._where}: more was received than asked for"))
         else:
-            trouble = self._pulls.handle(message)
-            if trouble is not None:
-                self._client.fail(self._taken_away(trouble))
+            said = self._pulls.handle(message)
+            if said is not None:
+                self._client.fail(self._taken_away(said))
         if not self._client.inbox.is_full:
             self._pulls.ask()
 
@@ -465,8 +458,7 @@ class Reading:
         # A consumer that is gone does not say so to a request that comes too late.
         return SourceSilent(said) if self._options.idle_timeout_s else SourceUnavailable(said)
 
-    def _taken_away(self, trouble: ConsumerLost) -> SourceUnavailable | FeedMisconfigured:
-        said = trouble.said.lower()[:SAID_CHARACTERS_MAX] or f"status {trouble.status}"
+    def _taken_away(self, said: str) -> SourceUnavailable | FeedMisconfigured:
         if "maxbytes" in said.replace(" ", ""):
             return FeedMisconfigured(
                 f"{self._where}: the next message is larger than any request has room for; "
