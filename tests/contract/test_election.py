@@ -271,5 +271,5 @@ def test_a_session_tells_whether_it_has_its_lock(harness: Harness) -> None:
     name, number = BEAT_ELECTION
     with closing(Listener(harness.url, WAKE, application_name=f"feedq-{name}")) as session:
         assert not session.holds(LEADER_LOCK_CLASS, number)
-        session.execute("SELECT pg_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
+        session.execute(f"SELECT pg_advisory_lock({LEADER_LOCK_CLASS}, {number})")
         assert session.holds(LEADER_LOCK_CLASS, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache, wraps
 from math import ceil
@@ -77,11 +77,6 @@ BEHIND = ("3F000", "42P01", "42703", "42883")
 class Rows(list[Any]):
     """The result of a statement. A row has its columns by name and by place."""
 
-    def __init__(self, rows: Iterable[Any], rowcount: int) -> None:
-        super().__init__(rows)
-        self.rowcount = rowcount
-        """The rows that the statement has changed, or answered."""
-
     def one(self) -> Any:
         (row,) = self
         return row
@@ -107,9 +102,9 @@ class Connection(NamedTuple):
             # Given no parameters at all, the driver would leave a %% as it is.
             cursor.execute(sql, parameters or {})
             if cursor.description is None:
-                return Rows((), cursor.rowcount)
+                return Rows()
             make = _row_class(tuple(column.name for column in cursor.description))._make
-            return Rows(map(make, cursor.fetchall()), cursor.rowcount)
+            return Rows(map(make, cursor.fetchall()))
 
 
 @lru_cache(maxsize=ROW_CLASSES_MAX)

@@ -81,8 +81,11 @@ class Election:
     def campaign(self) -> bool:
         """Try to win; True when this candidate leads now."""
         _, number = BEAT_ELECTION
-        won = self._session.execute("SELECT pg_try_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
-        if not won[0][0]:
+        lock, keys = (
+            "SELECT pg_try_advisory_lock(%(class)s, %(key)s)",
+            {"class": LEADER_LOCK_CLASS, "key": number},
+        )
+        if not self._session.execute(lock, keys).scalar_one():
             return False
         self._vacancy.close()
         self._session.call(
@@ -109,13 +112,13 @@ class Election:
         name, number = BEAT_ELECTION
         found = self._session.execute(
             """
-            SELECT pg_backend_pid() = %s, (
+            SELECT pg_backend_pid() = %(backend)s, (
                 SELECT extract(epoch FROM expires_at - feedq.clock())::float8
-                FROM feedq.leader WHERE name = %s)
+                FROM feedq.leader WHERE name = %(name)s)
             """,
-            (self._session.backend_pid, name),
+            {"backend": self._session.backend_pid, "name": name},
         )
-        is_direct, left_s = found[0]
+        is_direct, left_s = found.one()
         if is_direct and left_s is not None:  # behind a pooler it would keep one of the few that all share
             self._vacancy.watch({number: [number]})
             if self._vacancy.is_complete:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psycopg2
 
-from feedq.control.store.database import Database, connect, connect_once, translate_driver_errors
+from feedq.control.store.database import Connection, Database, connect, connect_once, translate_driver_errors
 from feedq.control.store.expectations import AlertOutbox, ExpectationStore
 from feedq.control.store.feed_listing import FeedListing
 from feedq.control.store.feeds import Backfills, Feeds
@@ -125,11 +125,11 @@ class PostgresStore:
     def syncing(self, catalog: str) -> Iterator[None]:
         """Sync a catalog here and nowhere else for the length of the block. Raises `Conflict`, `Unavailable`."""
         with closing(connect(self._url, application_name="feedq-sync")) as session:
-            with translate_driver_errors(self._url), session.cursor() as cursor:
-                lock = "SELECT pg_try_advisory_lock(%s, hashtext(%s))"
-                cursor.execute(lock, (CATALOG_LOCK_CLASS, catalog))
-                found = cursor.fetchone()
-            if found != (True,):
+            with translate_driver_errors(self._url):
+                lock = "SELECT pg_try_advisory_lock(%(class)s, hashtext(%(catalog)s))"
+                given = {"class": CATALOG_LOCK_CLASS, "catalog": catalog}
+                is_ours = Connection(session).execute(lock, given).scalar_one()
+            if not is_ours:
                 raise Conflict(
                     f"catalog {catalog!r} is being synced elsewhere; try again when that has ended"
                 )
@@ -137,8 +137,8 @@ class PostgresStore:
                 yield
             finally:
                 # The server notices the end of a session a moment later, and the next sync may come at once.
-                with suppress(psycopg2.Error), session.cursor() as cursor:
-                    cursor.execute("SELECT pg_advisory_unlock_all()")
+                with suppress(psycopg2.Error):
+                    Connection(session).execute("SELECT pg_advisory_unlock_all()")
 
     def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
         """Open the lease keeper's session. Raises `Unavailable`."""

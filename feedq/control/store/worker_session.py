@@ -21,10 +21,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg2
-from psycopg2.extensions import connection as Session  # noqa: N812 -- a class, named as the others are
 
 from feedq.control.store import protocol
-from feedq.control.store.database import PLANNER, Connection, connect, translate_driver_errors
+from feedq.control.store.database import PLANNER, Connection, Rows, connect, translate_driver_errors
 from feedq.core.model import Heartbeat, Load, Worker
 from feedq.telemetry.watched_threads import asks
 
@@ -73,34 +72,32 @@ def wake_reconcile(c: Connection) -> None:
     c.execute(f"SELECT pg_notify('{WAKE}', '')")
 
 
-def hold_worker_lock(session: Session, worker: Worker) -> bool:
+def hold_worker_lock(c: Connection, worker: Worker) -> bool:
     """Take the worker's shared lock, and one of the session's own, for the life of the session.
 
     False behind a pooler that hands each transaction to another backend: a session lock says nothing
     about us there. Two backends seen in a row, or a lock that is not ours, give it away.
     """
-    with session.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_advisory_lock_shared(%s, %s), pg_backend_pid()", (WORKER_LOCK_CLASS, worker.lock_key)
-        )
-        (_, locked_by) = cursor.fetchone() or (None, None)
-        holds = _has_lock(cursor, WORKER_LOCK_CLASS, worker.lock_key)
-        if not holds or locked_by != session.info.backend_pid:
-            return False
-        # One of its own, for whoever waits for its end. Not had, because a waiter for the last session with this
-        # number is about to release it: then the beat checks for this worker as it does without waiters.
-        cursor.execute("SELECT pg_try_advisory_lock(%s, pg_backend_pid())", (SESSION_LOCK_CLASS,))
-        return True
+    lock = "SELECT pg_advisory_lock_shared(%(class)s, %(key)s), pg_backend_pid() AS backend"
+    locked_by = c.execute(lock, {"class": WORKER_LOCK_CLASS, "key": worker.lock_key}).one().backend
+    holds = _has_lock(c, WORKER_LOCK_CLASS, worker.lock_key)
+    if not holds or locked_by != c.session.info.backend_pid:
+        return False
+    # One of its own, for whoever waits for its end. Not had, because a waiter for the last session with this
+    # number is about to release it: then the beat checks for this worker as it does without waiters.
+    c.execute("SELECT pg_try_advisory_lock(%(class)s, pg_backend_pid())", {"class": SESSION_LOCK_CLASS})
+    return True
 
 
-def _has_lock(cursor: Any, lock_class: int, key: int) -> bool:
+def _has_lock(c: Connection, lock_class: int, key: int) -> bool:
     """Return whether the backend that answers is the one that was connected to, and has this lock."""
-    cursor.execute(
-        "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
-        "AND pid = pg_backend_pid() AND classid = %s AND objid = %s)",
-        (lock_class, key),
-    )
-    return bool(cursor.fetchone() == (cursor.connection.info.backend_pid, True))
+    asked = """
+        SELECT pg_backend_pid() = %(backend)s AND EXISTS (
+            SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()
+                AND classid = %(class)s AND objid = %(key)s)
+    """
+    given = {"backend": c.session.info.backend_pid, "class": lock_class, "key": key}
+    return bool(c.execute(asked, given).scalar_one())
 
 
 class _Waiting:
@@ -178,7 +175,7 @@ class WorkerSession(_Waiting):
         self._ttl_s = ttl_s
         try:
             with translate_driver_errors(url):
-                self.locks_hold = hold_worker_lock(self._session, worker)
+                self.locks_hold = hold_worker_lock(Connection(self._session), worker)
                 """Whether the session lock is really ours; not so behind a transaction pooler."""
             self.call("trust_locks", bool, session=worker.id, are_held=self.locks_hold)
         except BaseException:
@@ -198,24 +195,23 @@ class Listener(_Waiting):
     ) -> None:
         super().__init__(url, application_name=application_name)
         try:
-            with translate_driver_errors(url), self._session.cursor() as cursor:
+            with translate_driver_errors(url):
                 if worker is not None:
-                    hold_worker_lock(self._session, worker)
-                cursor.execute(f"LISTEN {channel}")
+                    hold_worker_lock(Connection(self._session), worker)
+                Connection(self._session).execute(f"LISTEN {channel}")
         except BaseException:
             self.close()
             raise
 
-    def execute(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Rows:
         """Run a statement on the listening session; for the beat, whose lock lives there too."""
-        with translate_driver_errors(self._url), self._session.cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return list(cursor.fetchall()) if cursor.description else []
+        with translate_driver_errors(self._url):
+            return Connection(self._session).execute(sql, parameters)
 
     def holds(self, lock_class: int, key: int) -> bool:
         """Return whether this session has this lock; not so behind a pooler."""
-        with translate_driver_errors(self._url), self._session.cursor() as cursor:
-            return _has_lock(cursor, lock_class, key)
+        with translate_driver_errors(self._url):
+            return _has_lock(Connection(self._session), lock_class, key)
 
     @property
     def backend_pid(self) -> int:
