@@ -167,7 +167,7 @@ class FeedqStep(bootsteps.StartStopStep):
         _prepare_process()
         watch_threads()
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
-        metrics.serve(s, lambda: getattr(worker, "feedq", None))
+        metrics.serve(s, lambda: worker.pool.supervisor)
         monitor = _monitor(s)
         limits = Limits(s.stall_s, memory_bytes_max(s) if monitor is not None else 0)
         watch = Watch(Activity.private() if monitor is None else monitor.activity, limits)
@@ -196,7 +196,6 @@ class FeedqStep(bootsteps.StartStopStep):
             watch.add(Duty("monitor", monitor.keep))
         jobs.start()
         self._supervisor, self._jobs = supervisor, jobs
-        worker.feedq = supervisor
         worker.pool.supervisor = supervisor
         # Celery sizes the window by -c, which here counts feeds and not messages.
         worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier

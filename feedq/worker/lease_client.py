@@ -82,7 +82,6 @@ class LeaseClient:
         self._store, self._driver = store, driver
         self._on_claimed, self._on_lost, self._on_heard = on_claimed, on_lost, on_heard
         self._woken = Event()
-        self._listening = Lock()
         self._listener: Listener | None = None
         self._worker: Worker | None = None
         """The worker session to listen for."""
@@ -279,9 +278,9 @@ class LeaseClient:
     def _wake(self) -> None:
         """End a `_wait`, the one under way or else the next one. From any thread."""
         self._woken.set()
-        with self._listening:
-            if self._listener is not None:
-                self._listener.interrupt()
+        listener = self._listener
+        if listener is not None:
+            listener.interrupt()
 
     def _wait(self, timeout_s: float) -> None:
         """Wait to be woken or notified. The session is opened when there is none."""
@@ -307,17 +306,14 @@ class LeaseClient:
             self._stop_listening()
         if worker is None or self._listener is not None or monotonic() < self._listen_at:
             return
-        listener = self._store.worker_listener(worker)
-        with self._listening:
-            self._listener, self._listens_for = listener, worker
+        self._listener, self._listens_for = self._store.worker_listener(worker), worker
         self._pause_s = RETRY_FIRST_S
         self._driver.tell(self._driver.core.connection_opened, LISTENER)
         # Something may have been asked before we listened.
         self._on_heard(list(NotifyReason))
 
     def _stop_listening(self) -> None:
-        with self._listening:
-            listener, self._listener = self._listener, None
+        listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
 

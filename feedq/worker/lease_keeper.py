@@ -93,7 +93,6 @@ class LeaseKeeper:
         self._core = driver.core
         self.worker: Worker | None = None
         """The worker session that was registered last."""
-        self._lock = RLock()
         self._stopping = Event()
         self._connection: WorkerSession | None = None
         self._renewed_at = clock.monotonic()
@@ -151,9 +150,9 @@ class LeaseKeeper:
 
     def _wake(self) -> None:
         """Have the keeper check whether a heartbeat is due. From any thread."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.interrupt()
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
 
     def _register(self) -> None:
         """Begin a worker session. Raises `Unavailable`."""
@@ -178,17 +177,14 @@ class LeaseKeeper:
     def _connect(self) -> WorkerSession:
         if self._connection is None:
             assert self.worker is not None
-            connection = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
-            if not connection.locks_hold:
+            self._connection = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            if not self._connection.locks_hold:
                 logger.warning(LogEvent.CRASH_SIGNAL_OFF)
-            with self._lock:
-                self._connection = connection
             self._driver.tell(self._core.connection_opened, "keeper")
         return self._connection
 
     def _disconnect(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
+        connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 

@@ -63,6 +63,19 @@ def test_a_session_of_a_worker_with_a_thousand_open_sockets_waits_and_hears(
         listener.close()
 
 
+def test_who_wakes_a_session_that_is_closed_writes_to_no_other_descriptor(harness: Harness) -> None:
+    session = WorkerSession(harness.url, harness.worker("w1"), ttl_s=TTL_S)
+    session.close()
+    reads, writes = zip(*(os.pipe() for _ in range(8)), strict=True)  # some with the numbers that it had
+    session.interrupt()
+    session.close()
+    for end in writes:
+        os.close(end)
+    assert [os.read(end, 1) for end in reads] == [b""] * len(reads)
+    for end in reads:
+        os.close(end)
+
+
 def probes(execute: Callable[[str], Any]) -> dict[str, int]:
     """What the server does on this session about a client that has fallen silent; it asks its socket."""
     return dict(execute("SELECT name, setting::int FROM pg_settings WHERE name LIKE 'tcp\\_%'"))

@@ -16,6 +16,7 @@ import select
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from math import ceil
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -109,6 +110,8 @@ class _Waiting:
         """The payloads of what came in the last `wait`, see `NotifyReason`."""
         self.ready: Collection[int] = frozenset()
         """Which of the other descriptors were ready at the end of the last `wait`."""
+        self._waking = Lock()
+        """A wake-up must not go to a descriptor that was closed meanwhile and is somebody else's by now."""
         self._session = connect(url, application_name=application_name, **server_options)
         try:
             self._wake_r, self._wake_w = os.pipe()
@@ -146,16 +149,18 @@ class _Waiting:
             return protocol.call(Connection(self._session), function, kind, **given)
 
     def interrupt(self) -> None:
-        """End a `wait` under way in another thread."""
-        with contextlib.suppress(BlockingIOError, OSError):
+        """End a `wait` under way in another thread; of no effect once it is closed."""
+        with self._waking, contextlib.suppress(OSError):
             os.write(self._wake_w, b"\0")
 
     def close(self) -> None:
         with contextlib.suppress(psycopg2.Error):
             self._session.close()
-        for end in (self._wake_r, self._wake_w):
-            with contextlib.suppress(OSError):
-                os.close(end)
+        with self._waking:
+            for end in (self._wake_r, self._wake_w):
+                with contextlib.suppress(OSError):
+                    os.close(end)
+            self._wake_r = self._wake_w = -1
 
 
 def renew(c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
