@@ -26,8 +26,7 @@ from tests.contract.sink_stage import (
     request,
     write,
 )
-from tests.peers.mariadb import MariaDb
-from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
+from tests.peers.mariadb import DATABASE, MariaDb, MariaDbHarness
 from tests.proxy import Fault
 
 OTHER = Target("other", "json")

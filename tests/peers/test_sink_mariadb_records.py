@@ -16,8 +16,7 @@ from feedq.sinks.base import Target, Unusable
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_stage import PATIENCE_S, batch, fence, fenced, request, write
 from tests.contract.sink_tables import Kinds, SinkTables, Wrong, order
-from tests.peers.mariadb import MariaDb
-from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
+from tests.peers.mariadb import DATABASE, MariaDb, MariaDbHarness
 
 ORDERS = "CREATE TABLE orders (seq bigint, at datetime(6), sku varchar(5), payload json)"
 TYPED = Target(
