@@ -15,7 +15,7 @@ from feedq.telemetry.metrics import REGISTRY
 from feedq.testing.driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import until
 from tests.contract.loopback import assert_told
-from tests.contract.nats_server import ScriptedServer
+from tests.contract.nats_server import INFO, ScriptedServer
 
 
 def driver_of(port: int, **options: Any) -> ConnectorDriver:
@@ -127,56 +127,38 @@ async def test_a_consumer_that_is_taken_away_is_told(status: str) -> None:
         assert_told(await failure(task), SourceUnavailable, "the consumer is gone")
 
 
-async def test_a_permission_that_is_missing_later_fails_the_feed() -> None:
+@pytest.mark.parametrize(
+    ("complaint", "kind"),
+    [
+        ('Permissions Violation for Publish to "$JS.ACK.orders"', FeedMisconfigured),
+        ("User Authentication Expired", SourceUnavailable),
+    ],
+)
+async def test_a_permission_that_is_missing_later_fails_the_feed_and_a_login_that_expires_is_tried_again(
+    complaint: str, kind: type[Exception]
+) -> None:
     async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
-        server.complain('Permissions Violation for Publish to "$JS.ACK.orders"')
-        assert_told(await failure(task), FeedMisconfigured, '"$js.ack.orders"')
-
-
-async def test_a_login_that_expires_is_tried_again() -> None:
-    async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
-        server.complain("User Authentication Expired")
-        assert type(await failure(task)) is SourceUnavailable
+        server.complain(complaint)
+        assert_told(await failure(task), kind, complaint.lower())
 
 
 @pytest.mark.parametrize(
-    ("refusal", "kind"),
+    ("changes", "kind", "says"),
     [
-        ("Authorization Violation", FeedMisconfigured),
-        ("Authentication Timeout", FeedMisconfigured),
-        ("maximum connections exceeded", SourceUnavailable),
+        ({"refusal": "Authorization Violation"}, FeedMisconfigured, "authorization violation"),
+        ({"refusal": "Authentication Timeout"}, FeedMisconfigured, "authentication timeout"),
+        ({"refusal": "maximum connections exceeded"}, SourceUnavailable, "maximum connections exceeded"),
+        ({"info": INFO | {"version": "2.8.4"}}, FeedMisconfigured, "NATS 2.9 or later is needed"),
+        ({"has_jetstream": False}, SourceUnavailable, "JetStream does not answer"),
+        ({"retention": "interest"}, FeedMisconfigured, "its retention is by interest, which drops messages"),
     ],
 )
 async def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
-    refusal: str, kind: type[Exception]
+    changes: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     async with ScriptedServer().listening() as server:
-        server.refusal = refusal
-        error = await driver_of(server.port).read()
-        assert type(error) is kind
-        assert refusal.lower() in str(error).lower()
-
-
-async def test_a_server_that_is_too_old_is_told() -> None:
-    async with ScriptedServer().listening() as server:
-        server.info["version"] = "2.8.4"
-        assert_told(await driver_of(server.port).read(), FeedMisconfigured, "NATS 2.9 or later is needed")
-
-
-async def test_a_jetstream_that_does_not_answer_is_tried_again() -> None:
-    async with ScriptedServer().listening() as server:
-        server.has_jetstream = False
-        assert_told(await driver_of(server.port).read(), SourceUnavailable, "JetStream does not answer")
-
-
-async def test_a_stream_by_interest_is_refused() -> None:
-    async with ScriptedServer().listening() as server:
-        server.retention = "interest"
-        assert_told(
-            await driver_of(server.port).read(),
-            FeedMisconfigured,
-            "its retention is by interest, which drops messages",
-        )
+        vars(server).update(changes)
+        assert_told(await driver_of(server.port).read(), kind, says)
         assert server.consumers == []
 
 

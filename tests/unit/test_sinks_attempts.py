@@ -110,23 +110,34 @@ def at(epoch: int, commit_id: UUID | None) -> Checkpoint:
     return Checkpoint(1, "f1", epoch, 0, 0, datetime.now(UTC), commit_id, anybody, anybody, anybody, False)
 
 
-def test_our_commit_id_in_a_checkpoint_means_that_it_happened() -> None:
-    lost = unknown((1, 5), (2, 6))
-    assert lost.decide({1: at(5, LOST), 2: at(6, LOST)}) == lost.written
+SETTLED: dict[str, tuple[dict[int, Checkpoint], Written | None]] = {
+    "our commit is in them: it happened": (
+        {1: at(5, LOST), 2: at(6, LOST)},
+        Written({(1, 5): 1, (2, 6): 1}, {}, (), {}),
+    ),
+    "as they were left: it did not happen": ({1: at(5, LEFT), 2: at(6, LEFT)}, None),
+    "one is still ours, and overtaken is the other": ({1: at(9, OTHER), 2: at(6, LEFT)}, None),
+    "another commit under our epoch tells nothing": (
+        {1: at(5, OTHER), 2: at(4, LEFT)},
+        Written({}, {}, ((1, 5), (2, 6)), {}),
+    ),
+    "one was put back, and the other says that it happened": (
+        {1: at(5, LEFT), 2: at(6, LOST)},
+        Written({(2, 6): 1}, {}, ((1, 5),), {}),
+    ),
+    "one is overtaken, and nothing is known of the other": (
+        {1: at(9, OTHER)},
+        Written({}, {}, ((1, 5), (2, 6)), {}),
+    ),
+    "all are overtaken": ({1: at(9, OTHER), 2: at(9, None)}, Written({}, {}, ((1, 5), (2, 6)), {})),
+}
 
 
-def test_a_checkpoint_as_it_was_left_means_that_it_did_not_happen() -> None:
-    assert unknown((1, 5), (2, 6)).decide({1: at(5, LEFT), 2: at(6, LEFT)}) is None
-
-
-def test_another_commit_under_our_epoch_tells_nothing_and_the_feed_is_lost() -> None:
-    settled = unknown((1, 5), (2, 6), (3, 7)).decide({1: at(5, OTHER), 2: at(4, LEFT)})
-    assert settled == Written({}, {}, ((1, 5), (2, 6), (3, 7)), {})
-
-
-def test_one_checkpoint_that_was_put_back_does_not_hide_that_the_commit_happened() -> None:
-    settled = unknown((1, 5), (2, 6)).decide({1: at(5, LEFT), 2: at(6, LOST)})
-    assert settled == Written({(2, 6): 1}, {}, ((1, 5),), {})
+@pytest.mark.parametrize(("checkpoints", "settled"), SETTLED.values(), ids=SETTLED)
+def test_checkpoints_tell_what_became_of_a_commit(
+    checkpoints: dict[int, Checkpoint], settled: Written | None
+) -> None:
+    assert unknown((1, 5), (2, 6)).decide(checkpoints) == settled
 
 
 def test_a_feed_that_a_successor_has_committed_since_is_lost_and_the_rest_decides() -> None:
@@ -135,16 +146,6 @@ def test_a_feed_that_a_successor_has_committed_since_is_lost_and_the_rest_decide
     assert settled == Written(
         landed={(2, 6): 1}, dead={(2, 6): 3}, lost=((3, 7), (1, 5)), unusable={(4, 8): "gone"}
     )
-
-
-def test_nothing_happened_if_a_feed_still_ours_says_so_whatever_became_of_the_others() -> None:
-    assert unknown((1, 5), (2, 6)).decide({1: at(9, OTHER), 2: at(6, LEFT)}) is None
-
-
-@pytest.mark.parametrize("checkpoints", [{1: at(9, OTHER)}, {1: at(9, None)}])
-def test_feeds_that_are_all_overtaken_are_lost(checkpoints: dict[int, Checkpoint]) -> None:
-    settled = unknown((1, 5)).decide(checkpoints)
-    assert settled == Written(landed={}, dead={}, lost=((1, 5),), unusable={})
 
 
 KEY_IS_THERE: Any = SimpleNamespace(pgcode="23505")
