@@ -420,7 +420,7 @@ class WorkerCore:
             for claim, feed in granted:
                 actions += self._release(feed, Release(*claim.key, Reason.RELEASED))
         elif granted:
-            actions += self._start(worker_id, granted, now)
+            actions += self._start(granted, now)
         if not sure:
             self.ask_for_audit(now=now)
         return actions
@@ -432,7 +432,7 @@ class WorkerCore:
         self._claiming -= 1
         return feed
 
-    def _start(self, worker_id: UUID, granted: list[tuple[Claim, WorkerFeed]], now: float) -> list[Action]:
+    def _start(self, granted: list[tuple[Claim, WorkerFeed]], now: float) -> list[Action]:
         # With its first feeds a worker asks at once how many workers share the pace of connections.
         if not self._running:
             self.beat_now(now=now)
@@ -453,7 +453,7 @@ class WorkerCore:
             else:
                 release = Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S)
                 actions += self._release(feed, release, "no slot for a feed that runs apart is free here")
-        actions += [StartApart(worker_id, parting)] if parting else []
+        actions += [StartApart(parting)] if parting else []
         return actions + ([StartFeeds(starting)] if starting else [])
 
     def _apart(self) -> Iterator[WorkerFeed]:

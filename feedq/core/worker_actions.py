@@ -57,7 +57,6 @@ class StartFeeds:
 class StartApart:
     """Claims that were granted: begin a process for each, which takes its lease over."""
 
-    worker_id: UUID
     claims: list[Claim]
 
 

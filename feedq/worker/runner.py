@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -370,14 +370,11 @@ class FeedRunner:
             attempts=self.progress.attempts,
             again_in_s=round(decision.delay_s, 2),
         )
-        try:
+        with self._until_interrupted():
             if decision.is_elsewhere:
                 await self._await_commits()
                 return Release(*self.key, Reason.BACKOFF, decision.delay_s, self.progress.attempts, message)
             await asyncio.sleep(decision.delay_s)
-        except asyncio.CancelledError:
-            if self._interrupt is None:
-                raise
         return None
 
     async def _release_unusable(self, error: FeedMisconfigured | InvalidInput) -> Release | None:
@@ -386,14 +383,10 @@ class FeedRunner:
         self.progress.unusable()
         say(LogEvent.FEED_FAILED, feed=self.name, error=message)
         # What came before the record that cannot pass is to be in the table when a person looks.
-        try:
-            with contextlib.suppress(FeedqError):
-                await self._await_commits()
-        except asyncio.CancelledError:
-            if self._interrupt is None:
-                raise
-            if self._interrupt is Interrupt.LOST:
-                return None
+        with self._until_interrupted(), contextlib.suppress(FeedqError):
+            await self._await_commits()
+        if self._interrupt is Interrupt.LOST:
+            return None
         again_s, rechecks = self.progress.next_recheck_s(), self.progress.rechecks
         return Release(*self.key, Reason.FAILED, again_s, rechecks, message)
 
@@ -411,12 +404,11 @@ class FeedRunner:
             self.progress.failures += 1
             return replace(release, attempts=self.progress.attempts)
         self._worker.sinks.flush_now(sink_name)
-        try:
+        with self._until_interrupted():
             await self._await_commits()
-        except asyncio.CancelledError:
-            # Lost while it was being released; or the loop is going down, which releases nothing either.
-            return None
-        return release
+            return release
+        # Lost while it was being released; or the loop is going down, which releases nothing either.
+        return None
 
     async def _await_commits(self) -> None:
         """Wait for the last commits, but not for ever: what is not committed, the successor asks for again."""
@@ -425,6 +417,15 @@ class FeedRunner:
         with contextlib.suppress(TimeoutError, SinkUnavailable):
             async with asyncio.timeout(self._worker.commit_timeout_s):
                 await self._batch_queue.join()
+
+    @contextlib.contextmanager
+    def _until_interrupted(self) -> Iterator[None]:
+        """Leave the block when an interrupt cancels the task to wake it. Another cancellation goes on."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._interrupt is None:
+                raise
 
     def _take_interrupt(self) -> Interrupt | None:
         """Return why it was interrupted, if it was; the cancellations that said so are spent."""

@@ -308,7 +308,7 @@ class Supervisor:
             case actions.StartFeeds():
                 self._soon(self._start_feeds, action.claims)
             case actions.StartApart():
-                self._soon(self._start_apart, action.worker_id, action.claims)
+                self._soon(self._start_apart, action.claims)
             case actions.StopFeeds():
                 self._soon(self._stop_feeds, action.feeds)
             case actions.LoseFeeds():
@@ -395,10 +395,10 @@ class Supervisor:
                 logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
                 self._release_unstarted(claim.key, Reason.BACKOFF, mask_url(str(error)))
 
-    def _start_apart(self, worker_id: UUID, claims: list[Claim]) -> None:
+    def _start_apart(self, claims: list[Claim]) -> None:
         for claim in claims:
             try:
-                self._apart.start(claim, worker_id)
+                self._apart.start(claim, self._worker_id())
             except RuntimeError as error:
                 logger.exception(LogEvent.UNEXPECTED, where="start", feed=claim.feed.name)
                 self._release_unstarted(claim.key, Reason.QUARANTINED, str(error))

@@ -247,10 +247,11 @@ class FakeWorker:
         self.say(f"{whose} feed {feed_id}")
         self.kill(Loss("crashed", "poison", feed_id, is_certain=is_apart or feed_id % 2 == 0))
 
-    def _start_apart(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
+    def _start_apart(self, claims: Sequence[Claim]) -> None:
         """Begin processes for them, as `feedq.worker.apart` does."""
+        assert self.worker is not None
         for claim in claims:
-            takes = worker_id, claim.key
+            takes = self.worker.id, claim.key
             child = type(self)(
                 self.name, self._fleet, clock=self.clock, capacity=0, labels=self.labels, takes=takes
             )
@@ -407,8 +408,8 @@ class FakeWorker:
                     self._fleet.reconcile()
             case actions.StartFeeds(claims):
                 self._start(claims)
-            case actions.StartApart(worker_id, claims):
-                self._start_apart(worker_id, claims)
+            case actions.StartApart(claims):
+                self._start_apart(claims)
             case actions.StopFeeds(feeds):
                 self._stop(feeds)
             case actions.LoseFeeds(keys):

@@ -226,7 +226,7 @@ def test_a_feed_that_is_to_run_apart_for_which_no_slot_is_free_is_tried_again_la
     assert of_type(actions, ReleaseLeases) == [
         ReleaseLeases(bench.worker_id, [Release(2, 1, Reason.QUARANTINED, NO_SLOT_RETRY_S)])
     ]
-    assert actions[-1] == StartApart(bench.worker_id, [claim((1, 1), quarantined=True)])
+    assert actions[-1] == StartApart([claim((1, 1), quarantined=True)])
 
 
 def test_a_feed_that_runs_apart_is_its_own_process_s_until_that_has_ended(bench: Bench) -> None:
