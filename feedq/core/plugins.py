@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from feedq.core.values import did_you_mean
+from feedq.core.values import did_you_mean, model_at
 from feedq.errors import InvalidInput
 
 M = TypeVar("M", bound=BaseModel)
@@ -49,7 +49,7 @@ def explain_options(where: str, error: ValidationError, options: type[BaseModel]
     for problem in error.errors(include_input=False, include_url=False):
         path = ".".join([where, *(str(part) for part in problem["loc"])])
         if problem["type"] == "extra_forbidden":
-            known = _model_at(options, problem["loc"][:-1])
+            known = model_at(options, problem["loc"][:-1])
             hint = f"; known are {', '.join(sorted(known.model_fields))}" if known else ""
             hint += did_you_mean(str(problem["loc"][-1]), known.model_fields) if known else ""
             lines.append(f"{path}: unknown option{hint}")
@@ -57,13 +57,3 @@ def explain_options(where: str, error: ValidationError, options: type[BaseModel]
             # pydantic's words for "raised by our own validator", which says enough by itself.
             lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}")
     return "; ".join(lines)
-
-
-def _model_at(options: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model that an option of a model of options is, if it is one."""
-    found: type[BaseModel] | None = options
-    for name in path:
-        field = found.model_fields.get(str(name)) if found is not None else None
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ())) if field is not None else ()
-        found = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
-    return found

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from math import isfinite
 from sys import float_info
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -213,7 +213,8 @@ def _explained(kind: type[Entry], error: ValidationError) -> Iterator[Problem]:
         cause = one.get("ctx", {}).get("error")
         if one["type"] == "extra_forbidden":
             below = ".".join(keys[:-1])
-            yield key, (f"{below}: " if below else "") + _model_at(kind, keys[:-1]).unknown(keys[-1])
+            entry = cast("type[Entry]", model_at(kind, keys[:-1]))
+            yield key, (f"{below}: " if below else "") + entry.unknown(keys[-1])
         elif isinstance(cause, Wrong):
             for inner, what in cause.found:
                 yield key, f"{shown_path(path, inner)}: {what}"
@@ -231,15 +232,14 @@ def explained_type(error: ErrorDetails) -> str:
     return _WORDS.get(error["type"], error["msg"])
 
 
-def _model_at(kind: type[Entry], keys: list[str]) -> type[Entry]:
-    for key in keys:
-        annotation = kind.model_fields[key].annotation
-        kind = next(
-            one
-            for one in (annotation, *get_args(annotation))
-            if isinstance(one, type) and issubclass(one, Entry)
-        )
-    return kind
+def model_at(kind: type[BaseModel], path: Iterable[object]) -> type[BaseModel] | None:
+    """The model that is the type of a value at this path, if it is one."""
+    found: type[BaseModel] | None = kind
+    for name in path:
+        field = found.model_fields.get(str(name)) if found is not None else None
+        kinds = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        found = next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return found
 
 
 def shown_path(*parts: str) -> str:

@@ -165,7 +165,7 @@ class BalancedRebalancer:
         heaviest: tuple[str, Item] | None = None
         lightest: tuple[str, Item] | None = None
         for tenant, items in lot.items():
-            if tenant and self._is_capped(tenant, target):
+            if tenant and self._fleet.is_capped(target, tenant, self._rules):
                 continue
             fitting = bisect_right(items, (most, inf))
             if fitting:
@@ -178,10 +178,6 @@ class BalancedRebalancer:
             if choice is not None and self._improves(source, target, choice[1][0]):
                 return choice
         return None
-
-    def _is_capped(self, tenant: str, target: Slot) -> bool:
-        cap = self._rules.cap_of(tenant)
-        return cap is not None and self._fleet.held(tenant).get(target.index, 0) >= cap
 
     def _most(self, source: Slot, target: Slot) -> float:
         """The weight that would make the two equally utilised, or less if that is not enough of an improvement."""

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.core.model import ANYWHERE, Selector
-from feedq.core.placement.base import Avoided, EligibleWorker, FeedToPlace, Transfer, is_settled
+from feedq.core.placement.base import Avoided, EligibleWorker, FeedToPlace, Rules, Transfer, is_settled
 
 POOL_ENTRIES_MAX = 4_000_000
 """Entries of all pools together, about 8 bytes each: beyond it they are dropped and made anew when asked for."""
@@ -327,6 +327,11 @@ class FleetLoads:
     def held(self, tenant: str) -> dict[int, int]:
         """The tenant's feeds by index of worker, as far as they are known."""
         return self._tenants.setdefault(tenant, {})
+
+    def is_capped(self, slot: Slot, tenant: str, rules: Rules) -> bool:
+        """Whether a worker has as many of a tenant's feeds as it may."""
+        cap = rules.cap_of(tenant)
+        return cap is not None and self.held(tenant).get(slot.index, 0) >= cap
 
     def take(self, slot: Slot, weight: float, tenant: str) -> None:
         slot.take(weight)

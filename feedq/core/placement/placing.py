@@ -35,7 +35,7 @@ def place(
     fleet = FleetLoads(workers)
     queue = in_order(waiting)
     assignments, queue = _place_promised(queue, fleet)
-    if workers and is_cold(workers, now=now, settle_s=rules.settle_s):
+    if workers and not any(is_settled(worker, now=now, settle_s=rules.settle_s) for worker in workers):
         return Placement(tuple(assignments), tuple((feed.feed_id, Reason.SETTLING) for feed in queue))
     unplaced: list[tuple[int, Reason]] = []
     for feed, slot in assign(queue, fleet, rules):
@@ -44,11 +44,6 @@ def place(
         else:
             unplaced.append((feed.feed_id, _why_not(feed, fleet)))
     return Placement(tuple(assignments), tuple(unplaced))
-
-
-def is_cold(workers: Sequence[EligibleWorker], *, now: datetime, settle_s: float) -> bool:
-    """Return whether the whole fleet has only just come up."""
-    return not any(is_settled(w, now=now, settle_s=settle_s) for w in workers)
 
 
 def in_order(waiting: Iterable[FeedToPlace]) -> list[FeedToPlace]:
@@ -81,12 +76,10 @@ def assign(
 
 def _longest_ago(feed: FeedToPlace, choice: Choice, fleet: FleetLoads, rules: Rules) -> Slot | None:
     """Finds, of the workers on which a feed failed and that have room, the one on which it did so longest ago."""
-    cap = rules.cap_of(feed.tenant)
-    held = fleet.held(feed.tenant) if cap is not None else {}
     for name, _ in feed.avoid:
         for slot in fleet.named.get(name, ()):
             is_eligible = any(mask >> slot.index & 1 for mask in choice.tiers)
-            if is_eligible and slot.key is not None and (cap is None or held.get(slot.index, 0) < cap):
+            if is_eligible and slot.key is not None and not fleet.is_capped(slot, feed.tenant, rules):
                 return slot
     return None
 

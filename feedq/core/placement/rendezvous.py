@@ -87,8 +87,7 @@ class Rendezvous:
     def _accepts(self, slot: Slot, feed: FeedToPlace, mean: float | None) -> bool:
         if slot.key is None or slot.load + feed.weight > self._limit(mean) * slot.capacity + self.feed:
             return False
-        cap = self._rules.cap_of(feed.tenant)
-        return cap is None or self._fleet.held(feed.tenant).get(slot.index, 0) < cap
+        return not self._fleet.is_capped(slot, feed.tenant, self._rules)
 
     def is_over(self, slot: Slot) -> bool:
         """Return whether a worker is above the bound."""
