@@ -68,7 +68,7 @@ def test_a_job_that_does_not_end_in_time_ends_with_its_worker(
     node = cluster.add_worker("w1", env={"FEEDQ_JOB_DRAIN_S": "1"})
     ends = {Semantics.AT_MOST_ONCE: RunState.LOST, Semantics.AT_LEAST_ONCE: RunState.SUCCEEDED}
     for semantics in ends:
-        schedules.add(never(semantics, task="tests.slow", args=[5.0], semantics=semantics))
+        schedules.add(never(semantics, task="tests.slow", args=[10.0], semantics=semantics))
         schedules.trigger(semantics)
     for semantics in ends:
         wait_effect(cluster, semantics, "begun")
@@ -89,9 +89,9 @@ def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
     schedules.add(never("slow", task="tests.slow", args=[2.0], overlap=Overlap.ALLOW_ALL))
     for _ in range(4):
         schedules.trigger("slow")
-    wait_until(lambda: len(effects(cluster, "slow", "begun")) >= 3, lambda: logs(cluster))
-    assert len([row for row in runs(cluster, "slow") if row["state"] == "waiting"]) == 1
     wait_until(lambda: len(effects(cluster, "slow", "ended")) == 4, lambda: logs(cluster))
+    begun, ended = ([row["at"] for row in effects(cluster, "slow", what)] for what in ("begun", "ended"))
+    assert begun[3] > ended[0], "the fourth waits for a slot"
 
 
 BEAT_SCHEDULE = """
@@ -137,7 +137,10 @@ def test_two_plain_beats_whose_clocks_differ_double_nothing(cluster: Cluster) ->
     )
     for beat in cluster.beats.values():
         beat.end(grace_s=5)
-    wait_state(cluster, "beat:close", RunState.SUCCEEDED)
+    wait_until(
+        lambda: all(row["ended_at"] for row in runs(cluster, "beat:close")),
+        lambda: f"all have run: {runs(cluster, 'beat:close')}",
+    )
     rows = runs(cluster, "beat:close")
     assert {row["kind"] for row in rows} == {"beat"}
     ticks = [row["tick_at"] for row in rows]
