@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
+import psutil
 import psycopg2
 import pytest
 
@@ -110,15 +110,21 @@ def test_plans_for_one_feed_are_not_kept_for_thousands(stale: Harness) -> None:
     h.absorb_edits()
     h.execute("ANALYZE feedq.feed, feedq.lease, feedq.progress")
 
+    def used_s() -> float:
+        """What the sessions have used of processors: how long they had to wait for one does not count."""
+        pids = h.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        times = [psutil.Process(int(str(pid))).cpu_times() for (pid,) in pids]
+        return sum(one.user + one.system for one in times)
+
     def place_s(feeds: int) -> float:
-        """How long it takes to place so many feeds and to free them."""
-        began = time.monotonic()
+        """What it takes to place so many feeds and to free them."""
+        began = used_s()
         with h.in_a_pass() as p:
             p.take_stock(new=FEEDS, edits=FEEDS)
             waiting = p.waiting(limit=FEEDS)
             assert len(p.assign([(one.feed_id, worker.id) for one in waiting])) == feeds
             assert p.expire_workers([worker.id]) == feeds
-        took_s = time.monotonic() - began
+        took_s = used_s() - began
         # As if it had not been lost with its worker.
         h.execute("UPDATE feedq.worker SET state = 'active'; UPDATE feedq.lease SET due_at = NULL")
         return took_s

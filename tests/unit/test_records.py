@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
-from time import perf_counter
+from time import process_time
 from typing import Literal
 
 import msgspec
@@ -412,10 +412,10 @@ def test_a_record_of_csv_ends_outside_quotes_and_the_end_of_a_stream_ends_it(
 def test_a_quote_that_is_never_closed_is_bounded_and_looked_at_once() -> None:
     framer = csv_framer(limit=2**22)
     framer.push(b'1,"')
-    began = perf_counter()
+    began = process_time()
     for _ in range(2**22 // 32):
         framer.push(b"0123456789abcde\n" * 2)
-    assert perf_counter() - began < 5, "its square would take minutes"
+    assert process_time() - began < 5, "its square would take minutes"
     assert framer.refusal is Refusal.OVERSIZE
 
 

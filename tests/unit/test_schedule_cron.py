@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -319,11 +319,11 @@ def test_from_wherever_one_looks_the_same_ticks_follow(zone: str, day: str, expr
     ],
 )
 def test_a_wrong_expression_is_refused_at_once_and_in_plain_words(expression: str, complaint: str) -> None:
-    begun = perf_counter()
+    begun = process_time()
     with pytest.raises(ValueError, match=re.escape(complaint)) as refused:
         parse(expression, name="report")
     assert len(str(refused.value)) < 1_300
-    assert perf_counter() - begun < 5
+    assert process_time() - begun < 5
 
 
 # -- hashed values -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, takewhile
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -147,9 +147,9 @@ def test_what_is_missed_has_no_tick_that_is_left_out_or_from_the_end_on(
 @pytest.mark.parametrize("catch_up", CatchUp)
 def test_a_million_missed_ticks_of_an_interval_are_one_look(catch_up: CatchUp) -> None:
     schedule = scheduled({"every": 1}, misfire_after=5, catch_up={"policy": catch_up, "max": 10})
-    begun = perf_counter()
+    begun = process_time()
     firing = fire(schedule, now=BEGIN + timedelta(seconds=1_000_005), unfinished=NOTHING)
-    assert perf_counter() - begun < 5
+    assert process_time() - begun < 5
     made_up = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: 10}[catch_up]
     assert firing.runs[0].ticks == 1_000_000 - made_up
     assert [run.state for run in firing.runs[1 : made_up + 1]] == [WAITING, *[BUFFERED] * 9][:made_up]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise, takewhile
-from time import perf_counter
+from time import process_time
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -163,13 +163,13 @@ def test_ticks_are_those_of_the_timing_without_the_days_left_out(
 
 def test_years_that_are_left_out_are_not_gone_through_tick_by_tick() -> None:
     spec = without({"every": 0.1}, "2026-12-23..2999-12-31")
-    begun = perf_counter()
+    begun = process_time()
     assert next_tick(spec, after=EVE) == datetime(3000, 1, 1, tzinfo=UTC)
     yearly = [f"{year}-12-25" for year in range(2026, 2999)]
     assert next_tick(without({"cron": ("0 0 25 12 *",)}, *yearly), after=EVE) == datetime(
         2999, 12, 25, tzinfo=UTC
     )
-    assert perf_counter() - begun < 5
+    assert process_time() - begun < 5
 
 
 def test_there_is_no_tick_before_the_start_and_none_from_the_end_on() -> None:
