@@ -34,7 +34,6 @@ from uuid import uuid4
 import amqp
 from amqp.serialization import PROPERTY_CLASSES, decode_properties_basic
 from amqp.spec import Basic
-from celery.app.task import Context
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.events.dispatcher import EventDispatcher
 from celery.worker import state as worker_state
@@ -102,25 +101,10 @@ def install() -> None:
         encode, _ = compression.get_encoder(name)
         compression.register(encode, partial(_unpacked, unpacker), name)
     PROPERTY_CLASSES[Basic.CLASS_ID] = _properties
-    Context.update = _update  # called by Celery's tracer, in all pools
     # A message of remote control brings its own pattern (`kombu.pidbox.Node.handle_message`); one that
     # backtracks would hold the interpreter.
     with suppress(matcher.MatcherNotInstalled):
         matcher.unregister("pcre")
-
-
-_METHODS = frozenset(name for name in dir(Context) if callable(getattr(Context, name)))
-_celerys_update = Context.update
-
-
-def _update(request: Context, *fields: Any, **more: Any) -> None:
-    """Take over what a message says of its task, but nothing that hides a method of the request.
-
-    `Context.update` of Celery puts whatever it is given into ``__dict__``, where it hides the methods that the
-    tracer calls: it would break off in the middle of a task.
-    """
-    said = dict(*fields, **more)
-    _celerys_update(request, {name: said[name] for name in said.keys() - _METHODS})
 
 
 def bounded_options(url: str, timeout_s: float) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 from celery import Celery
-from celery.app.task import Context
 from celery.worker import state as worker_state
 from kombu.compression import decompress
 from structlog.testing import capture_logs
@@ -155,15 +154,6 @@ def test_a_message_that_unpacks_to_more_than_the_limit_is_refused_unread(
         decompress(pack(bytes(limit + 1)), method)
     with pytest.raises(ValueError, match="its end is missing"):
         decompress(pack(bytes(1000))[:-1], method)
-
-
-def test_a_request_knows_its_time_limits_and_keeps_its_methods_whatever_a_message_says() -> None:
-    broker.install()
-    request = Context({"timelimit": [30, 20], "get": "forged", "id": "a"})
-    assert (request.time_limit, request.soft_time_limit, request.id) == (30, 20, "a")
-    assert request.get("id") == "a"
-    request.update(timelimit=None)
-    assert (request.time_limit, request.soft_time_limit) == (None, None)
 
 
 def test_events_that_wait_for_a_broker_are_bounded(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
