@@ -1,4 +1,4 @@
-"""Parts of the pages: addresses, dialogs, charts, schedules, and who may ask for a change."""
+"""Parts of the pages: addresses, dialogs, charts, schedules, lines of a feed, and who may ask for a change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 from xml.etree import ElementTree
 
 import flower
@@ -20,7 +21,8 @@ from structlog.testing import capture_logs
 
 from feedq.api.authentication import is_allowed, is_foreign
 from feedq.control.store.landed_counts import LandedBucket, Span
-from feedq.core.model import Status
+from feedq.core.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Selector, Status
+from feedq.core.passwords import masked
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.schedule.model import Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
 from feedq.core.schedule.spec import ScheduleSpec
@@ -28,17 +30,27 @@ from feedq.core.selection import Selection, SelectionOrder
 from feedq.errors import InvalidInput
 from feedq.settings import Settings
 from feedq.telemetry.logs import LogEvent
-from feedq.verbs.details import Fact, schedule_lines, shown
-from feedq.verbs.feeds import list_feeds
+from feedq.verbs.details import (
+    Fact,
+    declaration_text,
+    event_detail,
+    feed_lines,
+    schedule_lines,
+    shown,
+    shown_facts,
+)
+from feedq.verbs.feeds import FeedDocument, list_feeds
 from feedq.verbs.registry import OF, PAGE_MAX
 from feedq.verbs.schedules import ScheduleDocument, schedule_row
-from feedq.verbs.wording import seconds, tick_of, took_s
+from feedq.verbs.wording import seconds, tick_of, took_s, why
 from feedq.web.buttons import ASKS, bulk_buttons, declared_in
 from feedq.web.charts import HEIGHT, LEAST, landed_charts
 from feedq.web.guard import caller_of, why_refused, why_unsafe
 from feedq.web.pages import address_of, arguments_of
 from feedq.web.site import OWN_TEMPLATES, OverlayLoader
 from tests.fakes.clock import NEW_YEAR
+from tests.fakes.sink import IDENTITY
+from tests.fakes.standing import standing as standing_of
 from tests.schedules import schedule_spec
 
 VERB = OF[list_feeds]
@@ -151,11 +163,11 @@ def test_what_is_typed_into_a_dialog_is_a_manifest_of_one_feed() -> None:
     typed = "feeds:\n  - name: acme/orders\n    connector: tcp  # as ever\n"
     assert declared_in(typed, "acme/orders") == {"name": "acme/orders", "connector": "tcp"}
     other = typed.replace("orders", "others")
-    for wrong, why in (
+    for wrong, said in (
         *(("feeds: [", "line 2: "), (typed + "  - name: b\n", "one feed"), ("", "one feed")),
         (other, "name: must stay 'acme/orders'"),
     ):
-        with pytest.raises(InvalidInput, match=why):
+        with pytest.raises(InvalidInput, match=said):
             declared_in(wrong, "acme/orders")
 
 
@@ -421,3 +433,71 @@ def test_a_flower_with_another_navigation_goes_without_our_tabs(tmp_path: Path) 
 
 def test_no_template_of_ours_hides_one_of_flowers() -> None:
     assert {p.name for p in OWN_TEMPLATES.iterdir()} & {p.name for p in FLOWER_TEMPLATES.iterdir()} == set()
+
+
+# -- what a feed's page says, line by line -----------------------------------------------------------
+
+
+def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> FeedView:
+    keys = {"name": "acme/orders", "connector": "tcp", "source": source, "sink": {"table": "orders"}}
+    spec = FeedSpec.of(keys | {"labels": {"region": "eu"}, "selector": selector})
+    feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2), IDENTITY)
+    found = standing_of(feed, lease, None, now=NOW)
+    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, found.status, found.because)
+
+
+def document(of: FeedView) -> FeedDocument:
+    return FeedDocument(of, None, None, {}, "1.1")
+
+
+def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
+    url = "postgresql://u:hunter2@db/x"
+    leaky = Lease(1, last_error=f"cannot reach {url}", cursor={"from": url})
+    shown = [
+        *(text for _, text in shown_facts(feed_lines(document(view(leaky)), now=NOW))),
+        declaration_text(masked({"source": {"url": url}})),
+        event_detail(Event(NOW, "x", detail={"a": url, "b": [url]})),
+    ]
+    text = "\n".join(shown)
+    assert "hunter2" not in text
+    assert text.count("postgresql://u:***@db/x") == 5
+
+
+def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
+    assert dict(feed_lines(document(view(Lease(1, cursor=2**70))), now=NOW))["cursor"] == str(2**70)
+
+
+def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:
+    refused: dict[str, Any] = {
+        "dead_letters": 1_234,
+        "dead_letter_at": NOW - timedelta(seconds=3),
+        "dead_letter_error": "too long: \u202epostgresql://u:pw@db/x",
+    }
+    streams = Lease(1, state=LeaseState.RUNNING, connected=True, **refused)
+    latest = "1,234 dead letters, the latest 3.0s ago"
+    assert why(view(streams), now=NOW) == f"{latest}: too long: \\u202epostgresql://u:***@db/x"
+    silent = replace(streams, stalled=True, last_error="silent for 60 s", dead_letters=1)
+    assert why(view(silent), now=NOW) == "silent for 60 s; 1 dead letter, the latest 3.0s ago"
+    assert why(view(Lease(1, state=LeaseState.RUNNING, connected=True)), now=NOW) == ""
+
+
+def test_what_a_source_sent_cannot_steer_the_page() -> None:
+    nasty = "a\x00b\x1b[2J\u202egnp\nc"
+    lease = Lease(
+        *(1, 4, LeaseState.RUNNING, None, uuid4()),
+        last_error=nasty,
+        dead_letters=1,
+        dead_letter_error=nasty,
+        sink_error=nasty,
+        blame=nasty,
+        blamed=1,
+        cursor={nasty: nasty},
+    )
+    shown = [
+        *(text for _, text in shown_facts(feed_lines(document(view(lease)), now=NOW))),
+        declaration_text({"source": {"x": nasty}}),
+        event_detail(Event(NOW, "x", detail={"why": nasty, "all": [nasty]})),
+    ]
+    assert sum("gnp" in text for text in shown) == 7
+    for text in shown:
+        assert all(c.isprintable() or c == "\n" for c in text), text
