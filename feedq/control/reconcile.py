@@ -271,10 +271,11 @@ def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings) ->
     if budget <= 0:
         return
     candidates, leaving, held = moving.candidates, moving.leaving, moving.held
-    fingerprint = _FleetFingerprint.of(candidates, leaving, rules=rules, now=p.now, held=held)
-    if p.state.evened_out == str(fingerprint):
+    workers, counts = _fingerprints(candidates, leaving, rules=rules, now=p.now, held=held)
+    evened_out, fingerprint = p.state.evened_out or "", f"{workers}:{counts}"
+    if evened_out == fingerprint:
         return
-    is_known = p.state.evened_out is not None and p.state.evened_out.startswith(fingerprint.workers)
+    is_known = evened_out.startswith(workers)
     sources = set(leaving)
     if not held and not (is_known and _is_calm(candidates, rules)):
         sources.update(rebalancing.donors(candidates, now=p.now, rules=rules))
@@ -289,7 +290,7 @@ def rebalance_fleet(p: ReconcilePass, report: PassReport, settings: Settings) ->
         counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)
         # Feeds that are assigned and not claimed yet cannot move, and may have to once they run.
         if running >= min(counted, MOVABLE_PER_PASS):
-            p.state.evened_out = str(fingerprint)
+            p.state.evened_out = fingerprint
 
 
 def _choose_moves(
@@ -320,37 +321,24 @@ def _are_all(running: Iterable[FeedToPlace], of_each: int) -> bool:
     return max(Counter(feed.worker_id for feed in running).values()) < of_each
 
 
-@dataclass(frozen=True, slots=True)
-class _FleetFingerprint:
+def _fingerprints(
+    candidates: Sequence[EligibleWorker],
+    leaving: Mapping[UUID, int],
+    *,
+    rules: Rules,
+    now: datetime,
+    held: int,
+) -> tuple[str, str]:
     """Fingerprints of all that decides whether some feed should move: which workers there are, and what they
     have. What the feeds themselves ask of their workers is not in them."""
-
-    workers: str
-    counts: str
-
-    @classmethod
-    def of(
-        cls,
-        candidates: Sequence[EligibleWorker],
-        leaving: Mapping[UUID, int],
-        *,
-        rules: Rules,
-        now: datetime,
-        held: int,
-    ) -> _FleetFingerprint:
-        ordered = sorted(candidates, key=lambda c: c.worker_id.int)
-        settled = [
-            (c.worker_id, c.capacity, is_settled(c, now=now, settle_s=rules.settle_s)) for c in ordered
-        ]
-        # When nothing is held any more, the fleet is rebalanced as far as possible.
-        rule = (bool(held), rules.strategy.value, rules.band, sorted(rules.tenant_caps.items()))
-        counts = [(c.feeds, round(c.load, 3), c.lags, sorted(c.sinks_down)) for c in ordered]
-        # It changes now and then: a worker that feeds avoid may be worth another try.
-        turn = int(now.timestamp() / max(rules.avoid_s / TURNS, 1.0))
-        return cls(_digest(settled, rule), _digest(counts, sorted(leaving.items()), turn))
-
-    def __str__(self) -> str:
-        return f"{self.workers}:{self.counts}"
+    ordered = sorted(candidates, key=lambda c: c.worker_id.int)
+    settled = [(c.worker_id, c.capacity, is_settled(c, now=now, settle_s=rules.settle_s)) for c in ordered]
+    # When nothing is held any more, the fleet is rebalanced as far as possible.
+    rule = (bool(held), rules.strategy.value, rules.band, sorted(rules.tenant_caps.items()))
+    counts = [(c.feeds, round(c.load, 3), c.lags, sorted(c.sinks_down)) for c in ordered]
+    # It changes now and then: a worker that feeds avoid may be worth another try.
+    turn = int(now.timestamp() / max(rules.avoid_s / TURNS, 1.0))
+    return _digest(settled, rule), _digest(counts, sorted(leaving.items()), turn)
 
 
 def _digest(*facts: object) -> str:
