@@ -91,12 +91,12 @@ class Settings(BaseModel):
     """Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, by hash, unless that
     worker is too full."""
     measured_load: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How much measured rows and bytes count in a feed's load, against its `weight`: from 0, not at all, to
-    1, alone."""
+    """How much measured rows and bytes count in a feed's load: with 0 only its `weight` counts, with 1 only the
+    measurement."""
     tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = {}
-    """Most feeds of one tenant on one worker: `{"acme": 20}`; `*` stands for all other tenants."""
+    """Maximum number of feeds of one tenant on one worker: `{"acme": 20}`; `*` stands for all other tenants."""
     moves_per_pass: Annotated[int, Field(ge=0, le=100_000)] = 50
-    """Most feeds moving between workers at a time; 0 turns rebalancing off."""
+    """Maximum number of feeds moving between workers at a time; 0 turns rebalancing off."""
     handoff_timeout_s: Seconds = 30.0
     """An owner that does not let go of a feed within this time loses it."""
     restart_hold_s: Seconds = 0.0
@@ -121,7 +121,7 @@ class Settings(BaseModel):
     visibility_timeout_s: Annotated[int, Field(ge=1, le=31_536_000)] = 3600
     """Redis: time after which an unacknowledged ordinary task is run again."""
     broker_timeout_s: Annotated[float, Field(ge=1, le=600)] = 5.0
-    """Timeout of connecting, sending and waiting for an answer at the broker."""
+    """Time limit for connecting to the broker, sending, and waiting for an answer."""
     worker_labels: dict[str, str] = {}
     """Labels of this worker."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
@@ -178,12 +178,12 @@ class Settings(BaseModel):
     imports: CommaSeparated = ()
     """Modules with your own tasks, imported by each worker."""
     run_retention_days: Annotated[int, Field(ge=0, le=3650)] = 30
-    """Days for which ended runs are kept."""
+    """How many days ended runs are kept."""
     event_retention_days: Annotated[int, Field(ge=0, le=3650)] = 14
-    """Days for which history is kept."""
+    """How many days history is kept."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severe log event that is written."""
+    """Minimum severity of log events."""
     log_format: Literal["console", "json"] = "console"
     """`json` writes one object per line."""
 
@@ -245,7 +245,7 @@ class Settings(BaseModel):
         for tenant, patterns in (allowed or {}).items():
             for pattern in (tenant, *patterns):
                 if "*" in pattern[:-1]:
-                    raise ValueError(f"{pattern!r}: * may stand at the end only")
+                    raise ValueError(f"{pattern!r}: * is allowed only at the end")
             for pattern in patterns:
                 if pattern != "*" and not pattern.startswith(("env:", "file:/")):
                     raise ValueError(f"{pattern!r} must be env:NAME, file:/path or *")
@@ -356,7 +356,9 @@ def _put(given: dict[str, Any], path: list[str], value: object) -> None:
         place = place.setdefault(key, {})
         if not isinstance(place, dict):
             whole, inner = (PREFIX + NESTED.join(keys).upper() for keys in (path[:depth], path))
-            raise InvalidInput(f"{whole}: is not a mapping, which {inner} is a key of; set one of the two")
+            raise InvalidInput(
+                f"{whole}: is not a mapping, but {inner} sets a key of it; set only one of the two"
+            )
     place[path[-1]] = value
 
 

@@ -71,7 +71,7 @@ LINE_ENDS: Final = re.compile(r"[\x85\u2028\u2029]")
 QUERY_FIELDS_MAX: Final = 1_000
 RETRY_AFTER_S: Final = 2
 NOBODY: Final = Caller("nobody", AccessRole.VIEWER, tenant="")
-UNEXPECTED: Final = "an internal error of feedq; see the log of this process"
+UNEXPECTED: Final = "internal error in feedq; see the log of this process"
 
 Refused = Callable[[str, int], object]
 """Hears what was asked, and the status that it was refused with."""

@@ -92,7 +92,7 @@ class Calls:
         Raises `Unavailable`, and as ``job`` does.
         """
         if self._free <= 0:
-            raise Unavailable("too many requests are being answered; ask again in a moment")
+            raise Unavailable("too many requests at once; try again in a moment")
         self._free -= 1
         called = in_thread(job)
         called.add_done_callback(self._give_back)
@@ -102,7 +102,7 @@ class Calls:
                 found: T = await asyncio.shield(called)
                 return found
         except TimeoutError:
-            late = f"no answer within {self.timeout_s:g} s; it is not known whether anything was changed"
+            late = f"no answer within {self.timeout_s:g} s; it is unknown whether anything was changed"
             raise Unavailable(late) from None
 
     def _give_back(self, _: asyncio.Future[Any]) -> None:
@@ -198,7 +198,7 @@ class ApiHandler(web.RequestHandler):
         asked = Request(method, self.address, self.caller, query, headers, bytes(self._body))
         answer = await self._call(partial(self._endpoint.answer, asked))
         if not isinstance(answer.body, bytes) and self._calls.streams >= STREAMS_MAX:
-            raise Unavailable(f"{STREAMS_MAX} streams are sent already; ask again in a moment")
+            raise Unavailable(f"{STREAMS_MAX} streams are open already; try again in a moment")
         return answer
 
     async def _call(self, job: Callable[[], T]) -> T:

@@ -92,7 +92,7 @@ def _responses(answer: dict[str, Any]) -> dict[str, Any]:
     stream = {"schema": {"type": "string"}}
     return {
         "200": {
-            "description": "What it asked for.",
+            "description": "The answer.",
             "content": {JSON_TYPE: {"schema": answer}, STREAM_TYPE: stream},
         },
         "4XX": {"description": "The request is wrong, or cannot be carried out as things stand.", **problem},

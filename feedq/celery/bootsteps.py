@@ -257,8 +257,8 @@ def _go_on_in_child(**_: Any) -> None:
 def _refuse_new_size(state: Any, **_: Any) -> Any:
     """Answers the commands that change a pool: a worker declares its capacity when it registers."""
     return nok(
-        f"{state.hostname} holds as many feeds as -c says, and runs as many jobs as FEEDQ_JOB_SLOTS: start it "
-        "again with others, or start more workers"
+        f"{state.hostname} holds as many feeds as -c says, and runs as many jobs as FEEDQ_JOB_SLOTS: restart it "
+        "with other values, or start more workers"
     )
 
 

@@ -231,7 +231,7 @@ class RedisTransport(redis.Transport):
                 super()._deliver(message, queue)  # type: ignore[no-untyped-call]  # as all of kombu
             case _:
                 # kombu would write it down in Redis before it fails at it, or never fail.
-                _say_dropped("not the form or the size of a message", queue=queue, message=message)
+                _say_dropped("malformed or too large", queue=queue, message=message)
 
 
 # -- RabbitMQ ----------------------------------------------------------------------------------------
@@ -310,9 +310,9 @@ def _unpacked(unpacker: Callable[[], Any], body: bytes) -> bytes:
     unpacking = unpacker()
     unpacked: bytes = unpacking.decompress(body, MESSAGE_BYTES_MAX + 1)
     if len(unpacked) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"larger than {MESSAGE_BYTES_MAX:,} bytes when it is unpacked")
+        raise ValueError(f"larger than {MESSAGE_BYTES_MAX:,} bytes when unpacked")
     if not unpacking.eof:
-        raise ValueError("its end is missing")
+        raise ValueError("it is truncated")
     return unpacked
 
 
@@ -350,7 +350,7 @@ def _unreadable(error: Exception, *_: object) -> None:
 def _drop(error: Exception, message: Any, *, no_ack: bool) -> None:
     """Reject a message, for good. Raises errors of the connection."""
     queue = message.delivery_info.get("routing_key")
-    _say_dropped(f"it cannot be taken in: {error!r}", queue=queue, message=message.body)
+    _say_dropped(f"it cannot be read: {error!r}", queue=queue, message=message.body)
     if not no_ack and not message.acknowledged:
         message.reject()
 

@@ -133,9 +133,9 @@ def fleet_families(reading: FleetReading) -> Iterator[Metric]:
 def _numbers(reading: FleetReading, fleet: Overview) -> Iterator[tuple[str, str, float | None]]:
     """Name, documentation and value of each metric without a label; None: there is nothing to say."""
     jobs = reading.jobs
-    about = "Feeds with dead letters, the latest from the last day"
+    about = "Feeds with a dead letter from the last day"
     yield "feedq_feeds_dead_lettering", about, sum(tally.refused for tally in reading.tallies)
-    yield "feedq_fleet_capacity", "Most feeds that the serving workers may hold", fleet.capacity
+    yield "feedq_fleet_capacity", "Maximum number of feeds on all serving workers", fleet.capacity
     about = "Feeds held as a fraction of that capacity"
     yield "feedq_fleet_utilisation_ratio", about, fleet.utilisation or 0.0
     about = "Feeds without a place if the worker hardest to replace were lost"

@@ -64,15 +64,15 @@ def _prepared(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     if type(timing) not in (schedule, crontab):
         raise InvalidInput(
             f"beat entry {name!r}: {OPTION} takes an interval or a crontab; the ticks of {type(timing).__name__} "
-            "cannot be told from the time alone"
+            "cannot be computed from the time alone"
         )
     if isinstance(timing, schedule) and timing.run_every <= timedelta():
         raise InvalidInput(f"beat entry {name!r}: {OPTION} takes an interval of more than 0 seconds")
     others = sorted(set(entry["options"]) - {OPTION})
     if others:
         raise InvalidInput(
-            f"beat entry {name!r}: with {OPTION} no message is sent, so that {', '.join(others)} would be "
-            "ignored; remove it, or declare a schedule with `feedq apply`, which has start deadlines and queues"
+            f"beat entry {name!r}: with {OPTION} no message is sent, so {', '.join(others)} would be ignored; "
+            "remove it, or declare a schedule with `feedq apply`, which has start deadlines and queues"
         )
     checked_job(_job(name, entry["task"], entry.get("args"), entry.get("kwargs")))
     return {**entry, "options": {OPTION: name}}

@@ -229,4 +229,4 @@ def parse_key(args: Sequence[object]) -> FeedKey:
     match args:
         case [int() as feed_id, int() as epoch] if feed_id > 0 and 0 < epoch < 2**63 and feed_id < 2**63:
             return (feed_id, epoch)
-    raise ValueError("a stream_feed message says (feed_id, epoch), two positive integers")
+    raise ValueError("the arguments of stream_feed must be (feed_id, epoch), two positive integers")

@@ -127,7 +127,7 @@ def lint(invocation: Invocation, *, files: Sequence[str]) -> None:
     declared = read_manifests(files)
     counts = {key: len(getattr(declared, key)) for key in manifests.ENTRIES}
     found = [wording.counted(count, key.removesuffix("s")) for key, count in counts.items() if count]
-    answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: right")
+    answer(invocation, counts, f"{', '.join(found) or 'nothing declared'}: no mistakes")
 
 
 @options.command(short_help="The JSON Schema of manifests, for editors.")
@@ -162,7 +162,7 @@ def _manifest(files: Sequence[str]) -> manifests.Manifest:
             found = sorted(str(p) for p in Path(file).rglob("*") if p.suffix in SUFFIXES and p.is_file())
             if not found:
                 suffixes = ", ".join(SUFFIXES)
-                manifest.complain(file, f"has no manifest, which is a file that ends in {suffixes}")
+                manifest.complain(file, f"holds no manifest: no file ends in {suffixes}")
         for one in found:
             _read(manifest, one)
     return manifest

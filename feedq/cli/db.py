@@ -39,7 +39,7 @@ def db() -> None:
 @db.command()
 @click.option("--check", is_flag=True, help="Only list pending migrations; exit status 1 if there are any.")
 def upgrade(invocation: Invocation, *, check: bool) -> None:
-    """Migrate the control database to this release. Safe to repeat, even concurrently.
+    """Migrate the control database to this release. It may be repeated, even concurrently.
 
     \b
     Example:
@@ -101,7 +101,7 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
         for name, lines in others.items():
             where = f"in the database of sink {name}, {mask_url(settings.sink_url(name))}, as its owner"
             if apply_:
-                click.echo(f"left to do {where}: what `feedq db grants` prints for it")
+                click.echo(f"still to be run {where}: what `feedq db grants` prints for it")
             else:
                 _print(lines, where=where)
 

@@ -255,7 +255,8 @@ def _warning(action: feeds.FeedAction) -> str:
     if action is not feeds.FeedAction.REMOVE:
         return ""
     return (
-        " Declared again, they begin where their sources begin, unless they adopt what is left in the sink "
+        " If you declare them again, they begin where their sources begin, unless they adopt what is left in "
+        "the sink "
         "(`feedq apply --adopt`)."
     )
 
@@ -269,7 +270,7 @@ def _warning(action: feeds.FeedAction) -> str:
 def adopt(invocation: Invocation, *, name: str, yes: bool, **which: Any) -> None:
     """Continue from the checkpoint that another feed of this name left in its sink.
 
-    For a feed that was removed and declared again, or declared anew after the control database was lost.
+    For a feed that was removed and declared again, or declared again after the control database was lost.
     The feed restarts, and the previous owner of the checkpoint can no longer write to it.
 
     \b

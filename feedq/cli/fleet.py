@@ -315,7 +315,7 @@ def events(
       feedq events --feed acme/orders --follow
     """
     if which["feed"] is not None and which["tenant"] is not None:
-        raise click.UsageError("--feed and --tenant exclude each other")
+        raise click.UsageError("--feed and --tenant cannot be combined")
     if since_s is None and which["feed"] is None:
         since_s = SINCE_S
     if since_s is not None:
@@ -432,7 +432,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
     """Move a worker's feeds to others as they have room, and give it no new ones.
 
-    Feeds that fit nowhere else keep running. The process itself keeps running, too; `uncordon` puts it back
+    Feeds that have no place elsewhere keep running. The process itself keeps running, too; `uncordon` puts it back
     into service.
 
     \b

@@ -180,7 +180,7 @@ class Invocation:
         if yes:
             return
         if self.json or not sys.stdin.isatty():
-            raise InvalidInput(f"{question} Nobody can answer here; pass --yes")
+            raise InvalidInput(f"{question} There is no terminal to answer on; pass --yes")
 
         click.confirm(wording.printable(question), abort=True, err=True)
 

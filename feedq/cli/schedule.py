@@ -270,7 +270,7 @@ def cancel(invocation: Invocation, *, name: str | None, run_id: int | None) -> N
 # -- runs that somebody asks for ---------------------------------------------------------------------
 
 
-@schedule.command(short_help="Run a schedule's job now, and wait for it if need be.")
+@schedule.command(short_help="Run a schedule's job now, and optionally wait for it.")
 @click.argument("name")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--key", help="Idempotency key: the same key returns the run that exists.")

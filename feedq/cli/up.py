@@ -102,7 +102,7 @@ def up(
         finally:
             stack.say("stopping at once" if stack.is_forced() else "stopping")
             in_order = stack.stop()
-    stack.say("stopped" if in_order else "stopped, but not everything cleanly")
+    stack.say("stopped" if in_order else "stopped, but not everything ended cleanly")
     if stack.is_forced():
         raise SystemExit(1)
 
@@ -170,7 +170,7 @@ def _start_demo(stack: LocalStack, store: PostgresStore) -> None:
     address = f"tcp://127.0.0.1:{port}"
     stack.start(stack.service("source", *argv, is_ready=listens_on(port), address=address))
     demo.declare(store, sink_url=_sink_url(stack), port=port)
-    stack.ready("feeds", note=f"{len(RATES)} of the demo are declared")
+    stack.ready("feeds", note=f"{len(RATES)} demo feeds are declared")
 
 
 def _sink_url(stack: LocalStack) -> str:

@@ -56,7 +56,7 @@ class ConnectorOptions(StrictModel):
     """Base of every connector's options: unknown ones are refused by name."""
 
     format: RecordFormat = "json"
-    """What a record is. It sets the type of the payload column; JSON pointers (`columns`, `cursor`) need
+    """Format of a record. It sets the type of the payload column; JSON pointers (`columns`, `cursor`) need
     `json` or `csv`."""
     csv: Annotated[CsvFormat | None, Field(validate_default=True)] = None
     """With `format: csv`: how a line is split into fields."""
@@ -99,12 +99,12 @@ class ConnectorOptions(StrictModel):
 
     def cursor_at(self, cursor: JSON, at: datetime) -> JSON:
         """The cursor at a moment before this one. Raises `ValueError` where cursors do not tell."""
-        raise ValueError("the cursors of this connector do not tell the time")
+        raise ValueError("the cursors of this connector hold no time")
 
     def cursor_place(self, cursor: JSON) -> int:
         """A cursor as a number that is larger for what is read later: this is how a backfill knows its end.
         Raises `ValueError` where cursors do not tell."""
-        raise ValueError("the cursors of this connector do not tell which of two is the later one")
+        raise ValueError("the cursors of this connector cannot be ordered")
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
         """The cursor that a person means by ``said``, who may leave out what it shares with ``like``, another
@@ -115,7 +115,7 @@ class ConnectorOptions(StrictModel):
     def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
         """The part of a batch up to this place, or None; ``before`` is the cursor of the batch before it.
         Connectors that heed `Context.ends_at` are not asked."""
-        raise ValueError("its connector reads beyond the end that it was given")
+        raise ValueError("its connector read past the end that it was given")
 
     @field_validator("csv")
     @classmethod
@@ -135,7 +135,7 @@ class ConnectorOptions(StrictModel):
         for name, reference in secrets.items():
             check_secret_name(name)
             if name in RESERVED:
-                raise ValueError(f"{name!r} stands for something else in a template; choose another name")
+                raise ValueError(f"{name!r} has another meaning in templates; choose another name")
             try:
                 parse_reference(reference)
             except ValueError as error:

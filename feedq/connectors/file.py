@@ -323,13 +323,13 @@ class FileOptions(FramingOptions):
 
     def check_cursor(self, cursor: JSON) -> None:
         if parse_position(cursor) is None:
-            raise ValueError('must be a place in a file, as {"inode": 1, "offset": 0, "head": 0} is')
+            raise ValueError('must be a position in a file, such as {"inode": 1, "offset": 0, "head": 0}')
 
     def cursor_place(self, cursor: JSON) -> int:
         """The offset: the cursors that are compared are of one file."""
         position = parse_position(cursor)
         if position is None:
-            raise ValueError("it is not a place in a file")
+            raise ValueError("it is not a position in a file")
         return position.offset
 
     def cursor_said(self, said: JSON, like: JSON) -> JSON:
@@ -338,7 +338,7 @@ class FileOptions(FramingOptions):
         if isinstance(said, int) and not isinstance(said, bool) and known is not None:
             if said and min(said, known.offset) < HEAD_BYTES:
                 raise ValueError(
-                    f"must be 0 or at least {HEAD_BYTES}: before that, a cursor has to tell its file itself"
+                    f"must be 0 or at least {HEAD_BYTES}: a smaller offset does not identify its file"
                 )
             said = FileCursor(known.inode, said, known.head if said else crc32(b"")).cursor
         return super().cursor_said(said, like)
@@ -354,7 +354,10 @@ class FileOptions(FramingOptions):
     @classmethod
     def _check_start(cls, start: str, info: ValidationInfo) -> str:
         if start == "end" and info.data.get("framing") == "length":
-            raise ValueError("needs source.framing lines or delimiter: a record's length is before it")
+            raise ValueError(
+                "needs source.framing lines or delimiter: with length, the end of a file may be "
+                "inside a record"
+            )
         return start
 
 
@@ -412,7 +415,7 @@ class FileConnector:
             return True
         if cursor is not None or position is not None:
             self._tell_gap(
-                "the cursor belongs to no file here" if position else "the cursor is none of a file"
+                "no file here belongs to the cursor" if position else "the cursor is not a position in a file"
             )
         return self._open(at_end=cursor is None and not begun and self._options.start == "end")
 
@@ -511,7 +514,7 @@ class FileConnector:
         assert self._file is not None
         ends_at, at = self._context.ends_at, self._file.position.offset + self._file.pending
         if ends_at is not None and at >= ends_at:
-            raise EndReached(f"{self._path}: what was asked for ends at {ends_at}")
+            raise EndReached(f"{self._path}: the requested range ends at {ends_at}")
 
     def _stream(self, file: FollowedFile) -> RecordStream[bytes]:
         """The records of a file, whose cursor is its position."""
@@ -567,7 +570,8 @@ class FileConnector:
             self._is_unfinished = is_unfinished
             size = self._file.pending
             said = (
-                f"{self._path}: its last {size} bytes are a record that has no end yet, and lands when it has"
+                f"{self._path}: its last {size} bytes are an unfinished record, which lands once it has an end "
+                "mark"
             )
             self._context.on_notice("unfinished", said if is_unfinished else None)
 

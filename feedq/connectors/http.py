@@ -36,7 +36,7 @@ class HttpOptions(HttpRequestOptions, StreamOptions):
     """Options of a feed with ``connector: http``."""
 
     mode: Literal["stream", "poll"] = "stream"
-    """`stream` reads one endless response, `poll` asks again and again."""
+    """`stream` reads one endless response, `poll` sends requests at intervals."""
     idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
     """With `mode: stream`: after this long without data the feed is stalled and reconnects; 0 disables it."""
     response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
@@ -98,7 +98,7 @@ class HttpOptions(HttpRequestOptions, StreamOptions):
         if self.cursor is not None and self.records is None:
             raise ValueError("cursor points into a record, and needs records")
         if self.cursor is not None and self.next_cursor is not None:
-            raise ValueError("cursor and next_cursor exclude each other")
+            raise ValueError("cursor and next_cursor cannot be combined")
         if self.cursor is not None or self.next_cursor is not None:
             name = "cursor" if self.cursor is not None else "next_cursor"
             if not self.asks_with_cursor:

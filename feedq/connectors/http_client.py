@@ -77,14 +77,14 @@ _ONLY_AN_EDIT_HELPS: Final[Mapping[int, str]] = {
     401: "refuses our credentials; check source.headers and its secrets",
     403: "forbids it; check source.url, and source.headers with its secrets",
     405: "does not accept the request; check source.method",
-    406: "has it in no form that was asked for; check source.headers",
-    410: "has it no longer; check source.url",
+    406: "has it in none of the requested forms; check source.headers",
+    410: "no longer has it; check source.url",
     413: "does not accept the request; check source.body",
     414: "does not accept the request; check source.url",
     415: "does not accept the request; check source.headers and source.body",
     422: "does not accept the request; check source.url and source.body",
     431: "does not accept the request; check source.headers",
-    451: "may not give it to us",
+    451: "may not provide it, for legal reasons",
 }
 _ASKED_BY_GET: Final = frozenset((HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, HTTPStatus.SEE_OTHER))
 """Redirects that are followed with GET, whatever the request was."""
@@ -346,8 +346,7 @@ class HttpClient:
 
     def _would_get_body(self, there: Location, where: Location, *, told: str) -> FeedMisconfigured:
         return FeedMisconfigured(
-            f"{where}: {told} {there}, which would have to be sent source.body too; "
-            "if that is meant, give it as source.url"
+            f"{where}: {told} {there}, which would get source.body too; if that is intended, set source.url to it"
         )
 
     def page_at(self, link: str, answer: Answer) -> str:
@@ -368,7 +367,7 @@ class HttpClient:
     def _check_scheme(self, there: Location, where: Location) -> None:
         if where.tls and not there.tls:
             raise FeedMisconfigured(
-                f"{where}: leads on to {there}, without TLS; if that is meant, give it as source.url"
+                f"{where}: leads to {there}, without TLS; if that is intended, set source.url to it"
             )
 
     async def _dial(self, where: Location) -> Connection:
@@ -395,15 +394,15 @@ class HttpClient:
             raise SourceUnavailable(f"{where}: has nothing there; check source.url (404)")
         said = f"{where}: answered {status_name(status)}"
         if asked_s is not None:
-            raise SourceBusy(f"{said}, and wants to be asked again in {asked_s:g} s", retry_in_s=asked_s)
+            raise SourceBusy(f"{said}, and asks us to try again in {asked_s:g} s", retry_in_s=asked_s)
         raise SourceUnavailable(said)
 
     def _unsent(self, where: Location) -> str:
         if where in self._at_home or not self._options.headers:
             return ""
         return (
-            f"; source.headers are sent to {self._home} only, which led there: "
-            f"if they are meant for {where}, give it as source.url"
+            f"; source.headers are sent to {self._home} only, which led there; if they are meant for {where}, "
+            "set source.url to it"
         )
 
 
@@ -441,7 +440,7 @@ class _Link:
         except h11.LocalProtocolError:
             # Its message quotes the request.
             raise FeedMisconfigured(
-                f"{self.where}: HTTP does not allow what the request holds; check source.url and source.headers"
+                f"{self.where}: the request is not valid HTTP; check source.url and source.headers"
             ) from None
         self._connection.send(asked)
         self.was_heard = False
@@ -526,7 +525,7 @@ class _Link:
             return "closed by the peer in the middle of its answer"
         if error.error_status_hint == 431:
             return f"the head of its answer is larger than {HEAD_BYTES_MAX} bytes"
-        return "what it answered is not HTTP/1.1; is that the right port, and http or https?"
+        return "its answer is not HTTP/1.1; check the port, and whether it is http or https"
 
 
 class Gunzip:

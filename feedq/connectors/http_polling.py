@@ -250,7 +250,7 @@ def _windows(
                 elements = _elements(window[:cut])
         if elements is not None:
             if not elements:
-                raise ValueError("nothing stands before a comma")
+                raise ValueError("nothing before a comma")
             yield elements
             at, size = at + cut + 1, window_bytes
         elif len(window) > record_bytes_max:
@@ -387,7 +387,7 @@ class Poller:
         async with client.ask(position.at, extra=conditions, page=self._page) as answer:
             if answer.status == _NOT_MODIFIED and not conditions:
                 raise SourceUnavailable(
-                    f"{answer.where}: answered 304 Not Modified to what it has not sent yet"
+                    f"{answer.where}: answered 304 Not Modified, but has sent nothing yet"
                 )
             if not self._was_answered:
                 self._context.on_connected()
@@ -457,7 +457,9 @@ class Poller:
                 )
             except ValueError:
                 raise _no_json(answer) from None
-            missing = f"has no list at {options.records!r}; check source.records, or is it an error?"
+            missing = (
+                f"has no list at {options.records!r}; check source.records, and that the answer is no error"
+            )
         if cut is None:
             raise SourceUnavailable(f"{answer.where}: its answer {missing}")
         if len(cut[0]) > options.max_records:
@@ -475,14 +477,14 @@ class Poller:
         link = answer.next_link if pointer == LINK else self._link_at(pointer, answer, body)
         if not link:
             if pointer == LINK and not answer.links_are_read:
-                said = "the header Link is not as RFC 8288 says, and no next page is found in it"
+                said = "the header Link does not follow RFC 8288, so no next page is found"
                 self._context.on_notice("next_page", said)
             return ""
         address = client.page_at(link, answer)
         if len(address) > ADDRESS_CHARACTERS_MAX:
             raise FeedMisconfigured(
-                f"{answer.where}: the address of its next page has {len(address)} characters, "
-                f"at most {ADDRESS_CHARACTERS_MAX} are asked for"
+                f"{answer.where}: the address of its next page has {len(address)} characters; at most "
+                f"{ADDRESS_CHARACTERS_MAX} are allowed"
             )
         return address
 
@@ -494,9 +496,7 @@ class Poller:
         if text is MISSING or text in _NO_PAGE:
             return ""
         if text[:1] != b'"' or len(text) > LINK_BYTES_MAX:
-            said = (
-                f"what source.next_page {pointer!r} leads to is not an address: only the first page is read"
-            )
+            said = f"source.next_page {pointer!r} does not lead to an address: only the first page is read"
             self._context.on_notice("next_page", said)
             return ""
         try:

@@ -68,7 +68,7 @@ class MqttOptions(MessageOptions):
     """How long the broker keeps the session and its messages without a connection; 4294967295 is forever.
     With 3.1.1 the broker decides."""
     max_unacknowledged: Annotated[int, Field(ge=1, le=65_535)] = 10_000
-    """Most messages that may wait for their commit. The broker may allow fewer; with 3.1.1 it alone
+    """Maximum number of messages waiting for their commit. The broker may allow fewer; with 3.1.1 it alone
     decides."""
 
     @field_validator("version", mode="before")
@@ -94,7 +94,9 @@ class MqttOptions(MessageOptions):
         return password
 
     def check_cursor(self, cursor: JSON) -> None:
-        raise ValueError("cannot be set: the broker keeps the place of an mqtt feed, and sends nothing again")
+        raise ValueError(
+            "cannot be set: the broker keeps the position of an mqtt feed, and sends nothing twice"
+        )
 
     @property
     def keepalive_s(self) -> int:
@@ -211,7 +213,7 @@ class MqttConnector:
             if has_session:
                 known = set(map(str, cursor["topics"] if isinstance(cursor["topics"], list) else ()))
             else:
-                gone = f"the broker has no session {self._client_id} any more, nor what came since"
+                gone = f"the broker no longer has session {self._client_id}, nor the messages since"
                 log_gap(self._context, self._location, gone)
         link.unsubscribe(sorted(known.difference(self._topics)))
         await self._subscribe(link, known)
@@ -230,7 +232,8 @@ class MqttConnector:
     def _check_granted(self, topics: Sequence[str], granted: Sequence[ReasonCode]) -> None:
         if len(granted) != len(topics):
             raise SourceUnavailable(
-                f"{self._location}: the broker answers {len(topics)} subscriptions with {len(granted)} reasons"
+                f"{self._location}: the broker answered {len(topics)} subscriptions with {len(granted)} reason "
+                "codes"
             )
         for topic, reason in zip(topics, granted, strict=True):
             if reason.is_failure:

@@ -85,13 +85,13 @@ class NatsOptions(MessageOptions):
     inbox_prefix: str = "_INBOX"
     """Prefix of reply subjects, for a user who may not subscribe to the default."""
     max_unacknowledged: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
-    """Most messages that may wait for their commit."""
+    """Maximum number of messages waiting for their commit."""
     batch_messages: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    """Most messages to request ahead; fewer while few come or memory is short."""
+    """Maximum number of messages to request in advance; fewer when few arrive or memory is short."""
 
     def check_cursor(self, cursor: JSON) -> None:
         if NatsCursor.of(cursor) is None:
-            raise ValueError('must say a sequence and its stream, as {"seq": 12, "created": "2026-…"} does')
+            raise ValueError('must have a sequence and its stream, such as {"seq": 12, "created": "2026-…"}')
 
     def cursor_back(self, cursor: JSON, records: int) -> JSON:
         """By sequences of the stream, of which a subject may have some only."""
@@ -139,7 +139,7 @@ class NatsOptions(MessageOptions):
             return None
         for other in ("username", "token", "nkey_seed", "credentials"):
             if other != info.field_name and info.data.get(other) is not None:
-                raise ValueError(f"cannot go with source.{other}: one way to log in is enough")
+                raise ValueError(f"cannot be combined with source.{other}: give one way to log in")
         return check_template(text, info)
 
 
@@ -240,7 +240,8 @@ class NatsConnector:
                 )
             if context.ends_at is not None and stream.retention is not Retention.LIMITS:
                 raise FeedMisconfigured(
-                    f"{self._where}: it keeps a message until that is acknowledged, and has nothing to backfill"
+                    f"{self._where}: it keeps messages only until they are acknowledged, so there is nothing to "
+                    "backfill"
                 )
             start = choose_start(position, stream, options.deliver)
             consumer = await jetstream.make_consumer(stream, self._name, start, trial=context.trial)
@@ -248,7 +249,7 @@ class NatsConnector:
             raise self._explain(refusal) from refusal
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceUnavailable(
-                f"{self._where}: its answer is not one of JetStream; is it a NATS server?"
+                f"{self._where}: its answer is not JetStream's; is it a NATS server?"
             ) from error
         self._trial_consumer = consumer if context.trial else None
         if start.gap is not None:

@@ -134,7 +134,7 @@ class NatsParser:
                 break
             else:
                 if self._held[end : end + len(_END)] != _END:
-                    raise ValueError("a message that is not as long as it says")
+                    raise ValueError("a message that is not as long as declared")
                 payload, headers = self._held[at + headers_size : end], self._held[at : at + headers_size]
                 events.append(message._replace(payload=bytes(payload), raw_headers=bytes(headers)))
                 at, self._head = end + len(_END), None
@@ -152,7 +152,7 @@ class NatsParser:
         numbers = 1 if kind.upper() == b"MSG" else 2
         names, sizes = fields[:-numbers], fields[-numbers:]
         if len(names) not in (2, 3) or not all(size.isdigit() and len(size) <= 12 for size in sizes):
-            raise ValueError("a message whose line makes no sense")
+            raise ValueError("a message with a malformed first line")
         total = int(sizes[-1])
         headers_size = int(sizes[0]) if numbers == 2 else 0
         if numbers == 2 and not HEADERS_BYTES_MIN <= headers_size <= total:
@@ -204,7 +204,7 @@ class NatsClient:
             if self._where.tls:
                 await self._start_tls(info)
             elif info.get("tls_required") is True:
-                raise FeedMisconfigured(f"{self._where}: the server demands TLS; write tls:// in source.url")
+                raise FeedMisconfigured(f"{self._where}: the server requires TLS; write tls:// in source.url")
             self._say_who(info, seed=seed, jwt=jwt)
             while (line := await self._line()) != b"PONG":
                 if line.startswith(b"-ERR"):
@@ -244,7 +244,7 @@ class NatsClient:
                 raise JetStreamRefusal(code, err_code, description)
             case {"code": int(code), "description": str(description)}:
                 raise JetStreamRefusal(code, None, description)
-        raise ValueError("an error that says nothing")
+        raise ValueError("an error without a description")
 
     def publish(self, subject: str, body: bytes, reply: str) -> None:
         self._send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(body), body))
@@ -284,16 +284,16 @@ class NatsClient:
             self._events.extend(self._parser.push(received))
         line = self._events.popleft()
         if isinstance(line, NatsMessage):
-            raise ValueError("a message before it let us in")
+            raise ValueError("a message before it answered the login")
         return line
 
     async def _start_tls(self, info: Mapping[str, Any]) -> None:
         if True not in (info.get("tls_required"), info.get("tls_available")):
             raise FeedMisconfigured(
-                f"{self._where}: the server offers no TLS; write nats:// in source.url to do without"
+                f"{self._where}: the server offers no TLS; write nats:// in source.url to connect without"
             )
         if self._events or not self._parser.is_empty:
-            raise SourceUnavailable(f"{self._where}: the server went on in the clear where TLS must begin")
+            raise SourceUnavailable(f"{self._where}: the server continued in plain text where TLS must begin")
         await self._connection.start_tls()
 
     def _keys(self) -> tuple[Any, str | None]:

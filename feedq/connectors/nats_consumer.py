@@ -110,7 +110,7 @@ def choose_start(position: NatsCursor | None, stream: StreamFacts, deliver: Deli
             # By number, so that it says where it began: see `JetStream.make_consumer`.
             start = Start("by_start_sequence", seq=stream.last_seq + 1)
     elif position.created != stream.created or position.seq > stream.last_seq:
-        gap = f"the stream was made anew or restored since {position.seq} was read; it is read from its beginning"
+        gap = f"the stream was recreated or restored since {position.seq} was read; it is read from its beginning"
         start = Start("all", gap=gap)
     else:
         start = Start("by_start_sequence", seq=position.seq + 1, landed=position.seq)
@@ -364,7 +364,7 @@ class Received(NamedTuple):
         first = 5 if len(tokens) == 9 else 7
         numbers = tokens[first : first + 3]
         if len(numbers) < 3 or not all(number.isdigit() and len(number) < 20 for number in numbers):
-            raise ValueError("a message that does not say which of the stream it is")
+            raise ValueError("a message without its sequence in the stream")
         return cls(*map(int, numbers))
 
 
@@ -430,7 +430,7 @@ class Reading:
             self._pulls.arrived(len(message.payload))
             self._client.inbox.put(message, size=len(message.payload) + MESSAGE_BYTES)
             if self._client.inbox.size > self._held_bytes_max + self._options.max_record_bytes:
-                self._client.fail(SourceUnavailable(f"{self._where}: more was received than asked for"))
+                self._client.fail(SourceUnavailable(f"{self._where}: more was received than requested"))
         else:
             said = self._pulls.handle(message)
             if said is not None:
@@ -461,7 +461,7 @@ class Reading:
     def _taken_away(self, said: str) -> SourceUnavailable | FeedMisconfigured:
         if "maxbytes" in said.replace(" ", ""):
             return FeedMisconfigured(
-                f"{self._where}: the next message is larger than any request has room for; "
+                f"{self._where}: the next message is larger than any request allows; "
                 "raise source.max_record_bytes"
             )
         hint = "; has this feed moved to another worker?" if "deleted" in said else ""
@@ -494,7 +494,7 @@ class Reading:
                     self._acknowledge([message.reply])
                 continue
             if self._context.ends_at is not None and received.seq > self._context.ends_at:
-                raise EndReached(f"{self._where}: what was asked for ends before {received.seq}")
+                raise EndReached(f"{self._where}: the requested range ends before {received.seq}")
             if message.size > self._options.max_record_bytes:
                 raise oversize(self._where, self._options, size=message.size, after=self.cursor)
             self._check_gap(received)

@@ -113,8 +113,8 @@ class FramingOptions(ConnectorOptions):
     NAMES_FIELDS: ClassVar[bool] = True
 
     framing: Literal["lines", "delimiter", "length"] = "lines"
-    """What separates records: `lines` end with LF or CRLF, `delimiter` is your own end mark, with `length`
-    each follows its length. Empty records are keep-alives and are skipped."""
+    """What separates records: `lines` end with LF or CRLF, `delimiter` is your own end mark, and with `length`
+    each record follows its length. Empty records are keep-alives and are skipped."""
     delimiter: Annotated[str | None, Field(validate_default=True)] = None
     r"""With `framing: delimiter`: the bytes that end a record, with escapes such as `\x1e`."""
     length_bytes: Literal[1, 2, 4] = 4
@@ -187,7 +187,7 @@ class FramingOptions(ConnectorOptions):
         after = f"after cursor {show_cursor(cursor)}"
         if why is Refusal.CORRUPT:
             return FeedMisconfigured(
-                f"{where}: what should be the length of a record {after} is less than its own size; "
+                f"{where}: the length of the record {after} is less than the size of the length field; "
                 "check source.framing and its source.length_… options"
             )
         if why is Refusal.HEADER:
@@ -233,7 +233,7 @@ class CursorOptions(ConnectorOptions):
     def cursor_place(self, cursor: JSON) -> int:
         """The number or the time that it is."""
         if self.cursor is None:
-            raise ValueError("without source.cursor no record tells where it lies")
+            raise ValueError("without source.cursor, records have no position")
         if isinstance(cursor, int) and not isinstance(cursor, bool):
             return cursor
         if isinstance(cursor, str) and _WHOLE_NUMBER.fullmatch(cursor):
@@ -254,7 +254,7 @@ class CursorOptions(ConnectorOptions):
 
     def cut(self, batch: Batch, ends_at: int, before: JSON) -> Batch | None:
         reader = self.cursor_reader
-        assert reader is not None, "its cursors would have no place"
+        assert reader is not None, "its cursors would have no position"
         kept: list[bytes] = []
         cursor = before
         for record in batch.split():

@@ -64,19 +64,19 @@ class RedisOptions(MessageOptions):
     url: str
     """`redis://host` or `rediss://host` (TLS); default port 6379. A path such as `/2` selects a database."""
     streams: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
-    """Streams to read. One that does not exist is waited for; while none does, the feed is `connecting`."""
+    """Streams to read. The feed waits for one that does not exist; while none exists, it is `connecting`."""
     start: Literal["beginning", "now"] = "beginning"
-    """Where a stream without a cursor begins. Until an entry has landed, `now` is the latest connection."""
+    """Where a stream without a cursor begins. Until an entry has landed, `now` means the latest connection."""
     field: Annotated[str | None, Field(min_length=1)] = None
     """Field whose value is the record. Without it, and for an entry that lacks it, the record is a JSON
     object of all fields, with values as strings."""
     count: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    """Most entries of a stream per XREAD."""
+    """Maximum number of entries of a stream per XREAD."""
 
     def check_cursor(self, cursor: JSON) -> None:
         ids = list(cursor.items()) if isinstance(cursor, dict) else [("", None)]
         if any(not isinstance(text, str) or not ID.fullmatch(text.encode()) for _, text in ids):
-            raise ValueError('must have an id for each stream, as {"orders": "1764064800000-0"} does')
+            raise ValueError('must have an id for each stream, such as {"orders": "1764064800000-0"}')
 
     def cursor_place(self, cursor: JSON) -> int:
         if len(self.streams) > 1:
@@ -102,7 +102,7 @@ class RedisOptions(MessageOptions):
     @classmethod
     def _check_database(cls, url: str) -> str:
         if not _PATH.fullmatch(parse_location(url, cls.SCHEMES).target):
-            raise ValueError("has a path that is not a database number; write for instance redis://host/2")
+            raise ValueError("has a path that is not a database number; write it as in redis://host/2")
         return url
 
     @field_validator("streams")
@@ -258,8 +258,8 @@ class RedisConnector:
     def _start_over(self, stream: bytes, last: Id, position: Id) -> Id:
         """Ids only grow, unless a stream is deleted and made anew, or restored; then none might ever follow our
         position."""
-        made_anew = f"its last id {id_text(last)} is before the cursor {id_text(position)}: it was made anew"
-        self._log_gap(stream, f"{made_anew}, and is read from its beginning")
+        recreated = f"its last id {id_text(last)} is before the cursor {id_text(position)}: it was recreated"
+        self._log_gap(stream, f"{recreated}, and is read from its beginning")
         return ZERO
 
     async def _look_for_new_streams(self, link: RedisLink) -> None:
@@ -323,7 +323,7 @@ class RedisConnector:
             await _pair(link)
             stream = await link.text(at_most=FIELD_NAME_BYTES_MAX)
             if stream not in self._positions:
-                raise BrokenAnswer("entries of a stream that was not asked for")
+                raise BrokenAnswer("entries of a stream that was not requested")
             for _ in range(await link.array(at_most=self._count)):
                 await _pair(link)
                 entry_id = _id(await link.text(at_most=KEPT_ID_BYTES))
@@ -335,9 +335,9 @@ class RedisConnector:
 
     def _check_place(self, stream: bytes, entry_id: Id) -> None:
         if entry_id <= self._positions[stream]:
-            raise BrokenAnswer(f"an entry {id_text(entry_id)} that comes before those that were asked for")
+            raise BrokenAnswer(f"an entry {id_text(entry_id)} that comes before the requested ones")
         if self._context.ends_at is not None and place_of(entry_id) > self._context.ends_at:
-            raise EndReached(f"{self._location}: what was asked for ends before {id_text(entry_id)}")
+            raise EndReached(f"{self._location}: the requested range ends before {id_text(entry_id)}")
 
     async def _values(self, link: RedisLink) -> list[bytes]:
         """Fields and values of an entry, in turn; of ``source.field`` alone, if the entry has it. Raises
@@ -380,7 +380,7 @@ class RedisConnector:
         return FeedMisconfigured(
             f"{self._location}: {what} after cursor {show_cursor(self._cursor)}; at most "
             f"{self._options.max_record_bytes} bytes are allowed: raise source.max_record_bytes, or have "
-            "smaller entries written"
+            "smaller entries added"
         )
 
     def _check_gap(self, stream: bytes, oldest: Id) -> None:
@@ -389,7 +389,7 @@ class RedisConnector:
             self._log_gap(
                 stream,
                 f"its oldest entry {id_text(oldest)} is after the cursor {id_text(position)}: "
-                "entries between may have been trimmed",
+                "entries in between may have been trimmed",
             )
 
     def _adapt_count(self, count: int, size: int) -> None:
@@ -412,7 +412,7 @@ class RedisConnector:
         said = str(error)[:SAID_CHARACTERS_MAX]
         if isinstance(error, BrokenAnswer):
             return SourceUnavailable(
-                f"{self._location}: its answer is not one that Redis gives: {said}; check source.url"
+                f"{self._location}: its answer is not one of Redis: {said}; check source.url"
             )
         if _CREDENTIALS.match(said):
             return FeedMisconfigured(

@@ -124,7 +124,7 @@ class RedisLink:
                 count = _number(line[1:])
                 # One after the other: what an array says of its length costs nothing before it is there.
                 return None if count < 0 else [await self._value(depth - 1, budget) for _ in range(count)]
-        raise BrokenAnswer("what it answered is not Redis's protocol")
+        raise BrokenAnswer("its answer is not in Redis's protocol")
 
     async def _header(self, kind: bytes) -> bytes:
         line = await self._line()
@@ -132,7 +132,7 @@ class RedisLink:
             return line[1:]
         if line[:1] == b"-":
             raise _refusal(line)
-        raise BrokenAnswer("its answer has another form than Redis gives it")
+        raise BrokenAnswer("its answer does not have the form that Redis gives it")
 
     # -- bytes -----------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class RedisLink:
             whole = b"".join(pieces)
             text, self._buffer, end = whole[:size], whole[size:], 0
         if self._buffer[end : end + len(_END)] != _END:
-            raise BrokenAnswer("a text that is not as long as it says")
+            raise BrokenAnswer("a text that is not as long as declared")
         self._at = end + len(_END)
         return text
 

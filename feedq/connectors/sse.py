@@ -167,13 +167,14 @@ class SseConnector:
         """Raises `FeedMisconfigured` for an id that could not go back to the source."""
         if len(last_id.encode()) > CURSOR_BYTES_MAX:
             raise FeedMisconfigured(
-                f"{self._options.location}: the id of an event has more than {CURSOR_BYTES_MAX} bytes; "
-                "resume by source.cursor instead, from the data"
+                f"{self._options.location}: the id of an event has more than {CURSOR_BYTES_MAX} bytes; set "
+                "source.cursor, to resume from the data instead"
             )
         if _CONTROL.search(last_id):
             raise FeedMisconfigured(
-                f"{self._options.location}: the id of an event holds a control character, which no header can; "
-                "resume by source.cursor instead, from the data"
+                f"{self._options.location}: the id of an event holds a control character, which a header cannot "
+                "carry; "
+                "set source.cursor, to resume from the data instead"
             )
         return last_id
 
@@ -182,8 +183,8 @@ def _check(answer: Answer) -> None:
     """Raises if an answer is not an event stream."""
     if answer.status in (204, 205):
         raise FeedMisconfigured(
-            f"{answer.where}: answered {answer.status}, by which a source of events says to stop asking; "
-            "resume the feed once it has some again"
+            f"{answer.where}: answered {answer.status}, which tells clients to stop asking; resume the feed "
+            "once there are events again"
         )
     media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != MEDIA_TYPE or answer.status in NO_CONTENT:

@@ -86,7 +86,9 @@ def not_own(what: str) -> Forbidden:
     """Says that ``what`` is not of the author's tenant."""
     author = _current.get()
     assert author is not None, "only an author has a tenant"
-    return Forbidden(f"{author.who} has a role of tenant {author.tenant!r}, and {what} is not of that tenant")
+    return Forbidden(
+        f"{author.who} has a role of tenant {author.tenant!r}, and {what} does not belong to that tenant"
+    )
 
 
 def given_reason() -> str | None:

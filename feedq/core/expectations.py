@@ -78,7 +78,7 @@ def _seconds(given: Any) -> float:
 
 def _rows(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or given.keys() != {"per", "rows"}:
-        raise ValueError("must be such as {per: 1h, rows: 1000}")
+        raise ValueError("must look like {per: 1h, rows: 1000}")
     rows = given["rows"]
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= ROWS_MAX:
         raise ValueError("rows must be a whole number from 1")
@@ -87,7 +87,7 @@ def _rows(given: Any) -> dict[str, Any]:
 
 def _lag(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or given.keys() != {"at", "seconds"}:
-        raise ValueError("must be such as {at: /ts, seconds: 60}")
+        raise ValueError("must look like {at: /ts, seconds: 60}")
     at = given["at"]
     if not isinstance(at, str) or not 1 <= len(at) <= AT_CHARS_MAX:
         raise ValueError("at must be a JSON pointer into the records, such as /ts, or a column of the sink")
@@ -101,7 +101,7 @@ def _part(given: Any) -> float:
     except (TypeError, ValueError):
         part = -1.0
     if isinstance(given, bool) or not 0 <= part < 1:
-        raise ValueError("must be a part of the records, such as 1% or 0.01")
+        raise ValueError("must be a share of the records, such as 1% or 0.01")
     return part
 
 
@@ -133,10 +133,10 @@ def unmet_said(kind: str, bound: Any, found: float, why: str | None = None) -> s
         case Expectation.MAX_SILENCE:
             return f"silent for more than {exact_duration(bound)}"
         case Expectation.MIN_ROWS:
-            return f"{found:.0f} rows within {exact_duration(bound['per'])}, and not {bound['rows']}"
+            return f"{found:.0f} rows within {exact_duration(bound['per'])}, not {bound['rows']}"
         case Expectation.MAX_EVENT_LAG:
             said = f"newest event time ({bound['at']}) more than {exact_duration(bound['seconds'])} ago"
             return f"{said}: {why}" if why else said
         case Expectation.MAX_REFUSED:
-            return f"{_percent(round(found, 4))} refused, and not at most {_percent(bound)}"
+            return f"{_percent(round(found, 4))} refused, more than {_percent(bound)}"
     return kind

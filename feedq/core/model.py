@@ -52,7 +52,7 @@ def outdated(what: str, found: Version, expected: Version) -> Outdated:
     if found[0] != expected[0]:
         return Outdated(f"{what} was removed and declared again: look at it again, and repeat the change")
     return Outdated(
-        f"{what} is of generation {found[1]} by now, and not of {expected[1]}: look at it again, and repeat the "
+        f"{what} is at generation {found[1]} by now, not {expected[1]}: look at it again, and repeat the "
         "change"
     )
 
@@ -265,10 +265,10 @@ class FeedSpec(Entry):
     target_state: Word[TargetState] | None = None
     """Whether it runs. A new feed is `running` by default; an existing one keeps its state."""
     initial_cursor: Cursor = None
-    """Where a feed begins that has landed nothing, also after `feedq feed cursor rewind --to-start`."""
+    """Where the feed begins while it has landed nothing, also after `feedq feed cursor rewind --to-start`."""
     expect: Expect = Field({})
     """Expectations: `max_silence: 5m`, `min_rows: {per: 1h, rows: 1000}`, `max_event_lag: {at: /ts, seconds:
-    60}`, `max_refused: 1%`; `none` removes one set for all feeds or the tenant."""
+    60}`, `max_refused: 1%`; `none` removes one that is set for all feeds or the tenant."""
     resume: Resume | None = None
     """Where a new feed begins: `cursor`, and `records` landed before. Written by `feedq export
     --with-cursors`."""
@@ -289,8 +289,8 @@ class FeedSpec(Entry):
                 if required.get(key, value) != value:
                     yield (
                         "selector",
-                        f"selector.preferred.{key}: is not what selector.required.{key} says, so that no worker "
-                        "can have both; leave one of them out",
+                        f"selector.preferred.{key}: contradicts selector.required.{key}, so no worker can have "
+                        "both; remove one of them",
                     )
 
 

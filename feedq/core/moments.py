@@ -62,10 +62,10 @@ def parse_moment(text: str, zone: str) -> datetime:
         clock = ZoneInfo(check_zone(zone))
         first, second = (said.replace(tzinfo=clock, fold=fold).astimezone(UTC) for fold in (0, 1))
         if first.astimezone(clock).replace(tzinfo=None) != said:
-            raise ValueError(f"{text!r} does not exist in {zone}: clocks are put forward over it")
+            raise ValueError(f"{text!r} does not exist in {zone}: clocks skip it when they go forward")
         if first != second:
             raise ValueError(
-                f"{text!r} exists twice in {zone}, because clocks are put back; say which with an offset, "
+                f"{text!r} exists twice in {zone}, because clocks go back; choose one with an offset, "
                 f"{first.astimezone(clock).isoformat()} or {second.astimezone(clock).isoformat()}"
             )
     except OverflowError:

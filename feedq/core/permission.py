@@ -76,7 +76,7 @@ class Permissions:
         if any(address in network for network in DENIED_BY_DEFAULT):
             return (
                 "a link-local or metadata address, which feeds may not connect to "
-                "unless FEEDQ_EGRESS_ALLOW holds it"
+                "unless FEEDQ_EGRESS_ALLOW lists it"
             )
         return None
 
@@ -110,11 +110,11 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     for text in texts:
         try:
             if "%" in text:
-                raise ValueError("a zone means something on one host only")
+                raise ValueError("a zone has a meaning on one host only")
             network = ip_network(text)
         except ValueError:
             raise ValueError(
-                f"{text!r} is not a network such as 10.0.0.0/8 or fd00::/8, or has bits set behind its prefix"
+                f"{text!r} is not a network such as 10.0.0.0/8 or fd00::/8, or has bits set beyond its prefix"
             ) from None
         if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
             network = IPv4Network((_last_32_bits(network.network_address), network.prefixlen - 96))

@@ -15,7 +15,7 @@ from typing import Final
 
 from feedq.errors import SinkUnavailable, Unavailable
 
-IN_GENERAL: Final = "see that the server is up and answers this machine, and that {setting} names it"
+IN_GENERAL: Final = "check that the server is up and reachable from this machine, and that {setting} names it"
 """For what the table does not know."""
 
 _REMEDIES: Final[Sequence[tuple[str, str]]] = (
@@ -37,7 +37,7 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
         r'role "(?P<name>[^"]*)" does not exist',
         "correct the user name in {setting}, or have the role created: CREATE ROLE {name} LOGIN",
     ),
-    (r'role "(?P<name>[^"]*)" is not permitted to log in', "have it permitted: ALTER ROLE {name} LOGIN"),
+    (r'role "(?P<name>[^"]*)" is not permitted to log in', "let it log in: ALTER ROLE {name} LOGIN"),
     # What is asked for.
     (
         r'database "(?P<name>[^"]*)" does not exist|Unknown database \'(?P<mysql>[^\']*)\'',
@@ -45,11 +45,11 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     ),
     (
         r'permission denied for database "(?P<name>[^"]*)"',
-        "have the user of {setting} admitted: GRANT CONNECT ON DATABASE {name} TO that user",
+        "let the user of {setting} connect: GRANT CONNECT ON DATABASE {name} TO that user",
     ),
     (
         r"Access denied for user .* to database",
-        "have the user of {setting} admitted: GRANT … ON that database",
+        "give the user of {setting} access: GRANT … ON that database",
     ),
     (
         r"not currently accepting connections",
@@ -57,7 +57,7 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     ),
     (
         r"DB index is out of range|invalid DB index",
-        "write a smaller database number at the end of {setting}: the server has as many as its `databases` says",
+        "write a smaller database number at the end of {setting}: the server's `databases` says how many it has",
     ),
     (
         r"NOT_ALLOWED - vhost .* not found|vhost .* not found",
@@ -65,11 +65,11 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     ),
     (
         r"access to vhost .* refused",
-        "have the user of {setting} admitted to the virtual host: rabbitmqctl set_permissions",
+        "give the user of {setting} access to the virtual host: rabbitmqctl set_permissions",
     ),
     (
         r"no permissions to (?:run|access)|NOPERM",
-        "have the user of {setting} permitted all commands, keys and channels: ACL SETUSER NAME ~* &* +@all",
+        "allow the user of {setting} all commands, keys and channels: ACL SETUSER NAME ~* &* +@all",
     ),
     # TLS.
     (
@@ -78,18 +78,18 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     ),
     (
         r"pg_hba\.conf (?:entry|rejects).*(?:no encryption|SSL off)",
-        "write sslmode=require in {setting} if the server wants TLS, else have this machine and user admitted in "
+        "write sslmode=require in {setting} if the server wants TLS; otherwise allow this machine and user in "
         "its pg_hba.conf",
     ),
     (
         r"pg_hba\.conf (?:entry|rejects)",
-        "have this machine, user and database admitted in the server's pg_hba.conf",
+        "allow this machine, user and database in the server's pg_hba.conf",
     ),
     (
         r"certificate verify failed|root certificate file|certificate has expired|does not match host name"
         r"|CERTIFICATE_VERIFY_FAILED|[Hh]ostname mismatch",
-        "see that the server's certificate is valid for the host in {setting}, and that this machine trusts who "
-        "signed it (sslrootcert, ssl_ca_certs)",
+        "check that the server's certificate is valid for the host in {setting}, and that this machine trusts "
+        "its issuer (sslrootcert, ssl_ca_certs)",
     ),
     (
         r"WRONG_VERSION_NUMBER|wrong version number|record layer failure",
@@ -99,7 +99,7 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     (
         r"could not translate host name|Name or service not known|name resolution|nodename nor servname"
         r"|No address associated with hostname|Unknown MySQL server host",
-        "correct the host in {setting}, or see that its name resolves on this machine",
+        "correct the host in {setting}, or make sure that its name resolves on this machine",
     ),
     (
         r"Connection refused|Error 111 |\[Errno 111\]",
@@ -111,18 +111,18 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     ),
     (
         r"timeout expired|timed out|Timeout (?:connecting|reading)|No route to host|Network is unreachable",
-        "correct host and port in {setting}, or open the way to them: a firewall, a security group or a "
-        "hung server lets nothing through",
+        "correct host and port in {setting}, or check what is in between: a firewall or a security group drops "
+        "the packets, or the server hangs",
     ),
     (
         r"invalid response to SSL negotiation|unsupported frontend protocol|Connection closed by server"
         r"|expected protocol",
-        "see that port and scheme in {setting} are the server's own, with TLS or without, and that it is not just "
+        "check that port and scheme in {setting} match the server, with TLS or without, and that it is not "
         "restarting",
     ),
     (
         r"unable to open database file",
-        "correct the path in {setting}, or make its directory and let this user write it",
+        "correct the path in {setting}, or create its directory, writable for this user",
     ),
     # How it is.
     (
@@ -138,11 +138,11 @@ _REMEDIES: Final[Sequence[tuple[str, str]]] = (
     ),
     (
         r"protected mode",
-        "give the server a password and write it in {setting}: without one it serves its own machine",
+        "give the server a password and write it in {setting}: without one it serves only its own machine",
     ),
     (
         r"in a read-only transaction|READONLY",
-        "let {setting} lead to the primary server: this is a replica",
+        "point {setting} at the primary server: this is a replica",
     ),
 )
 

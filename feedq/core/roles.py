@@ -74,4 +74,6 @@ class Caller:
     def require_tenant(self, tenant: str, what: str) -> None:
         """Raises `Forbidden` when ``what`` belongs to another tenant."""
         if not self.sees(tenant):
-            raise Forbidden(f"{self.who} is a {self.role} {self.scope}, and {what} is not of that tenant")
+            raise Forbidden(
+                f"{self.who} is a {self.role} {self.scope}, and {what} does not belong to that tenant"
+            )

@@ -70,10 +70,10 @@ def parse_hello(line: bytes) -> tuple[str, int]:
     """The feed and the last record it has. Raises `ValueError`."""
     hello = msgspec.json.decode(line)
     if not isinstance(hello, dict) or hello.get("feed") not in RATES:
-        raise ValueError("a hello names one of the feeds, in 'feed'")
+        raise ValueError("a hello must name one of the feeds in 'feed'")
     cursor = hello.get("from")
     if cursor is not None and (not isinstance(cursor, int) or cursor < 0):
-        raise ValueError("'from' is null or the number of a record")
+        raise ValueError("'from' must be null or the number of a record")
     return hello["feed"], cursor or 0
 
 

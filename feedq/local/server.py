@@ -212,8 +212,8 @@ def prepare_home(data_dir: Path, account: Account | None) -> Path:
     if not may_enter(home, account):
         home.rmdir()
         raise FeedqError(
-            f"servers run as {account.name} here, who can enter neither {data_dir} nor {HOMELESS}: "
-            "choose a data directory outside of private ones"
+            f"servers run as user {account.name} here, who may enter neither {data_dir} nor {HOMELESS}: choose "
+            "a data directory that this user may enter"
         )
     link.unlink(missing_ok=True)
     link.symlink_to(home)

@@ -54,7 +54,7 @@ class CsvFormat(StrictModel):
         twice = sorted({name for name in fields if fields.count(name) > 1})
         if twice:
             raise ValueError(
-                f"{', '.join(map(repr, twice))} is there twice; each field needs a name of its own"
+                f"{', '.join(map(repr, twice))} is given twice; each field needs a name of its own"
             )
         return fields
 
@@ -62,7 +62,7 @@ class CsvFormat(StrictModel):
     @classmethod
     def _check_header(cls, header: bool, info: ValidationInfo) -> bool:
         if not header and info.data.get("fields") == ():
-            raise ValueError("must be true where source.csv.fields does not name at least 1 field")
+            raise ValueError("must be true unless source.csv.fields names at least one field")
         return header
 
     @field_validator("delimiter")

@@ -65,7 +65,7 @@ def _compile(text: str, known: frozenset[str]) -> Template:
         if name not in known:
             raise ValueError(
                 f"{{{name}}} is not a placeholder; known are {', '.join(sorted(known))} "
-                f"(write \\x7b{name}}} to send it as it stands)"
+                f"(write \\x7b{name}}} to send it as it is)"
             )
     return Template(tuple(map(unescape, pieces[::2])), tuple(pieces[1::2]))
 

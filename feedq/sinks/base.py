@@ -65,7 +65,7 @@ CONTROL_SCHEMA: Final = "feedq"
 BOOKKEEPING: Final = frozenset({"feedq_checkpoint", "feedq_dead_letter"})
 """In a sink, whatever its schema."""
 OWN: Final = "is one of feedq's own: name another table"
-SYSTEM: Final = "is kept by the database about itself: name a table of yours"
+SYSTEM: Final = "belongs to the database itself: name a table of your own"
 
 Judge = Callable[[], None]
 """Asked right before a commit, with all locks held, whether it may be; raises when not."""
@@ -150,9 +150,9 @@ class SinkOptions(StrictModel):
     @model_validator(mode="after")
     def _check_create(self) -> SinkOptions:
         if self.create and not (self.columns and self.flatten is None):
-            raise ValueError("create needs columns, and no flatten: they say which columns to make")
+            raise ValueError("create needs columns, which say what to create, and does not work with flatten")
         if self.types and not self.create:
-            raise ValueError("types are those of a table that is made: set create: true")
+            raise ValueError("types are for a created table: set create: true")
         if self.drift is not Drift.IGNORE and not self.columns and self.flatten is None:
             raise ValueError("drift needs columns, or flatten: without them the whole record lands")
         if unknown := sorted(self.types.keys() - self.columns.keys()):

@@ -169,14 +169,15 @@ def _stranger(
             return None
         return (
             f"the sink has the checkpoint of another feed under the number {request.feed_id}: {there.whose}. "
-            "Was the control database restored from a backup? Remove this feed and declare it again, and it gets "
-            "another number"
+            "Was the control database restored from a backup? Remove this feed and declare it again, and it "
+            "will get another number"
         )
     for namesake in by_name.get(request.feed, ()):
         if namesake.installation != identity.installation:
             return (
-                f"the sink has a checkpoint of {namesake.whose}, and this one is {identity.installation}. If "
-                f"that is gone, `{command('feed', 'adopt', request.feed)}` goes on from its cursor; if it lives, "
-                "set FEEDQ_ENVIRONMENT to another name here, or land in another database"
+                f"the sink has a checkpoint of {namesake.whose}, but this installation is "
+                f"{identity.installation}. If the other one is gone, `{command('feed', 'adopt', request.feed)}` "
+                "continues from its cursor; if it is in use, set FEEDQ_ENVIRONMENT to another name here, or "
+                "land in another database"
             )
     return None

@@ -125,9 +125,9 @@ class ColumnRule(StrictModel):
     value: Any = None
     """A constant, instead of a pointer."""
     missing: Otherwise = Otherwise.NULL
-    """If the record has nothing there."""
+    """What to use if the record has nothing there."""
     null: Otherwise = Otherwise.NULL
-    """If the record has a null there."""
+    """What to use if the record has a null there."""
     default: Any = None
     """Value for `default`."""
 

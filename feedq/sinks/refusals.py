@@ -259,7 +259,7 @@ class TargetLanding:
         return FailedAttempt(said, position, remedy)
 
     def _broken(self, said: str, remedy: str) -> TargetBroken:
-        wish = remedy or "mend the table or edit the feed"
+        wish = remedy or "fix the table or edit the feed"
         return TargetBroken(f"table {self._plan.target.table!r} cannot be written: {said}; {wish}")
 
 

@@ -254,7 +254,7 @@ class SinkSession(ABC):
             return "its name is empty, or has a NUL"
         if len(name.encode()) > cls.name_bytes_max:
             return f"its name is longer than {cls.name_bytes_max} bytes"
-        return "the database has a column of that name itself" if name in cls.own_names else None
+        return "the database has a system column of that name" if name in cls.own_names else None
 
     @classmethod
     def folded(cls, name: str) -> str:
@@ -545,7 +545,7 @@ class SinkSession(ABC):
         when nobody can change a table until the transaction ends: a plan made for another type lands wrong
         values."""
         if changed := self._find_changed(targets):
-            raise TargetChanged(f"table {changed[0].table!r} has changed meanwhile: try again")
+            raise TargetChanged(f"table {changed[0].table!r} has just been changed: try again")
 
     def _find_changed(self, targets: Collection[Target]) -> list[Target]:
         shapes = [self._plans[target].shape for target in targets]
@@ -578,8 +578,8 @@ class SinkSession(ABC):
         filled = len(written_columns(target, shape.columns)) - len(target.columns)
         if filled + len(lacking) > FILLED_MAX:
             raise InvalidInput(
-                f"table {target.table!r} has {filled} columns that sink.columns does not name, and may have "
-                f"{FILLED_MAX}: map some there"
+                f"table {target.table!r} has {filled} columns that sink.columns does not name; at most "
+                f"{FILLED_MAX} are allowed: map some there"
             )
         statements = added_columns(self.connection.dialect, shape, lacking)
         self.set_lock_timeout(ALTERATION_LOCK_TIMEOUT_S)
@@ -613,7 +613,7 @@ class SinkSession(ABC):
         folded = self.folded
         if name not in shape.columns and folded(name) in map(folded, shape.columns):
             return "to the database it is the name of another column"
-        return "not every driver takes a % in a name" if "%" in name else self.name_fault(name)
+        return "not every driver allows a % in a name" if "%" in name else self.name_fault(name)
 
     @classmethod
     def misdeclared(cls, target: Target) -> str | None:

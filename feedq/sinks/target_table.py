@@ -215,7 +215,7 @@ def _not_permitted(target: Target, shape: TableShape, names: Sequence[str], role
         )
     for name, column in shape.columns.items():
         if column.remedy is not None and name not in names:
-            yield f"role {role!r} may not take numbers for column {name!r} of {table}: {column.remedy}"
+            yield f"role {role!r} may not use the sequence of column {name!r} of {table}: {column.remedy}"
 
 
 def _listed(names: Sequence[str] | Mapping[str, object]) -> str:

@@ -88,7 +88,7 @@ def replay(session: SinkSession, ids: Collection[int], target: Target, *, judge:
     _keep(session, refused)
     judge()
     _commit(
-        session, "the records have landed, or are dead letters still; replay them again, nothing lands twice"
+        session, "the records have landed or are still dead letters; replay them again, nothing lands twice"
     )
     return Replayed(len(landed), refused)
 
@@ -98,7 +98,7 @@ def drop(session: SinkSession, ids: Collection[int], *, judge: Judge = anybody) 
     session.begin_for_person()
     dropped = _delete(session, ids)
     judge()
-    _commit(session, "the dead letters are gone, or still there")
+    _commit(session, "the dead letters are gone or still there; look again")
     return dropped
 
 
@@ -239,18 +239,18 @@ def change_checkpoint(session: SinkSession, change: CheckpointChange) -> None:
         found = session.of([change.feed_id])
         session.execute(update(checkpoint).where(found).values(**values, updated_at=utc_now()))
     change.judge()
-    _commit(session, f"feed {change.feed!r} has the new cursor, or the one that it had; look again")
+    _commit(session, f"feed {change.feed!r} has either the new cursor or the old one; look again")
 
 
 def taken_meanwhile(old: Checkpoint) -> Conflict:
     return Conflict(
-        f"the checkpoint of {old.whose} is written to at this moment, or was taken by somebody else: stop "
-        "those feeds first, then adopt it again"
+        f"the checkpoint of {old.whose} is being written to, or was taken by somebody else: stop those feeds "
+        "first, then adopt it again"
     )
 
 
 def not_its_own(change: CheckpointChange) -> Conflict:
     return Conflict(
         f"feed {change.feed!r}: the sink has the checkpoint of another feed under its number {change.feed_id}; "
-        "remove the feed and declare it again, and it gets another number"
+        "remove the feed and declare it again, and it will get another number"
     )

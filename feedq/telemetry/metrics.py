@@ -67,7 +67,7 @@ BUILD_INFO = Gauge(
 )
 BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 WORKER_FEEDS = _gauge("feedq_worker_feeds", "Feeds held", ["status"])
-CAPACITY = _gauge("feedq_capacity", "Most feeds that this worker may hold")
+CAPACITY = _gauge("feedq_capacity", "Maximum number of feeds on this worker")
 UTILISATION_RATIO = _gauge("feedq_utilisation_ratio", "Feeds held as a fraction of capacity")
 RECORDS = _counter("feedq_records", "Records landed")
 BYTES = _counter("feedq_bytes", "Bytes of records landed")
@@ -94,7 +94,7 @@ COMMIT_DELAY_SECONDS = GroupHistogram(
 INFLIGHT_BYTES = _gauge("feedq_inflight_bytes", "Bytes received and not yet committed")
 UNWRITTEN_SECONDS = _gauge(
     "feedq_unwritten_seconds",
-    "How long the feed that waits longest has had batches unwritten",
+    "Longest time for which a feed has had unwritten batches",
 )
 THROTTLED_SECONDS = _counter("feedq_throttled_seconds", "Seconds for which rate limits held feeds back")
 HEARTBEAT_AGE_SECONDS = _gauge("feedq_heartbeat_age_seconds", "Time since the last answered heartbeat")
@@ -106,13 +106,13 @@ RECONCILED_AT_SECONDS = Gauge(
     "Unix time when a pass last finished here; 0: never",
     registry=SHARED,
 )
-RUNS_FIRED = _counter("feedq_runs_fired", "Runs due, of ticks that this worker fired")
+RUNS_FIRED = _counter("feedq_runs_fired", "Runs made by ticks that this worker fired")
 MESSAGES_LEFT_OUT = Counter(
     "feedq_messages_left_out",
     "Messages not sent because the broker was down or slow",
     registry=SHARED,
 )
-RUNS_ENDED = _counter("feedq_runs_ended", "Attempts of runs that ended", ["state"])
+RUNS_ENDED = _counter("feedq_runs_ended", "Ended attempts of runs", ["state"])
 RUN_WAIT_SECONDS = _histogram(
     "feedq_run_wait_seconds",
     "Time from a run's due time to its start",

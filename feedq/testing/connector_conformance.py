@@ -286,7 +286,9 @@ class ConnectorConformance:
                 while before != self.relay.down_bytes:
                     before = self.relay.down_bytes
                     await asyncio.sleep(MOMENT_S)
-                assert self.relay.down_bytes < READ_AHEAD_BYTES_MAX, "reads on although it is not pulled"
+                assert self.relay.down_bytes < READ_AHEAD_BYTES_MAX, (
+                    "keeps reading although nothing asks for more"
+                )
                 await driver.pull(stream, count=len(sent))
             self.assert_landed(driver, sent)
 
@@ -305,8 +307,8 @@ class ConnectorConformance:
                     assert read < READ_AHEAD_BYTES_MAX, f"takes {read} bytes for the beginning of a record"
                 error = await reading
                 assert isinstance(error, SourceUnavailable | FeedMisconfigured), f"ends with {error!r}"
-                assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
-                assert longest_s < STANDS_STILL_S, f"lets nobody else have a turn for {longest_s:.1f} s"
+                assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes the endless record"
+                assert longest_s < STANDS_STILL_S, f"gives no other feed a turn for {longest_s:.1f} s"
 
     # -- the end ---------------------------------------------------------------------------------------
 

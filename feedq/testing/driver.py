@@ -86,7 +86,7 @@ class ConnectorDriver:
         except (SourceUnavailable, FeedMisconfigured) as error:
             told = "".join(format_exception(error)) + repr(error)
             assert not any(secret in told for secret in self.context.secrets.values()), (
-                "an error holds a secret"
+                "an error contains a secret"
             )
             return error
         return None

@@ -219,7 +219,8 @@ def _check(feed: Feed, options: ConnectorOptions) -> None:
     asks = "{cursor}" in json.dumps(dict(feed.spec.source))
     if isinstance(options, CursorOptions) and options.cursor is not None and not asks:
         raise InvalidInput(
-            f"feed {feed.name!r}: its source is not asked with {{cursor}}, so it cannot be told where to begin"
+            f"feed {feed.name!r}: its requests do not contain {{cursor}}, so its source cannot be told where to "
+            "begin"
         )
 
 

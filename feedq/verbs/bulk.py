@@ -52,7 +52,9 @@ def each(
         except Unavailable as away:
             if len(items) == 1:
                 raise
-            done = f"{len(made(found))} of {len(items)} were changed before; doing it again changes the rest"
+            done = (
+                f"{len(made(found))} of {len(items)} were changed before that; repeat it to change the rest"
+            )
             raise type(away)(f"{done}: {away}") from away
         told(len(found), len(items))
     return found

@@ -191,7 +191,7 @@ def _warnings(at: At, made: Sequence[tuple[Change, Any]], *, dry_run: bool) -> l
         return []
     now = at.store.now()
     never = ((spec.name, why_never(spec, now=now)) for spec in specs)
-    found = [f"schedule {name}: has no tick to come: {why}" for name, why in never if why is not None]
+    found = [f"schedule {name}: will never fire: {why}" for name, why in never if why is not None]
     unserved = {} if dry_run else at.store.jobs.schedules.unserved([spec.name for spec in specs])
     return [*found, *(f"schedule {name}: {why}" for name, why in sorted(unserved.items()))]
 

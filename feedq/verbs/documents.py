@@ -247,7 +247,7 @@ def _check_nodes(root: yaml.Node) -> None:
     sizes: dict[int, int] = {}
     _weigh(root, sizes)
     if sizes[id(root)] > NODES_MAX:
-        raise DocumentError(_line(root), f"more than {NODES_MAX} values with its aliases written out")
+        raise DocumentError(_line(root), f"more than {NODES_MAX} values with its aliases expanded")
 
 
 def _weigh(node: yaml.Node, sizes: dict[int, int]) -> int:

@@ -232,9 +232,7 @@ def send_tests(settings: Settings) -> Iterator[Check]:
         with ThreadPoolExecutor(TRIED_AT_ONCE) as threads:
             yield from threads.map(_tried, targets)
     else:
-        yield fail(
-            ALERTS, "no target is set up", "set FEEDQ_ALERT_URLS to URLs of apprise, separated by spaces"
-        )
+        yield fail(ALERTS, "no target is set up", "set FEEDQ_ALERT_URLS to apprise URLs, separated by spaces")
 
 
 def _tried(target: AlertTarget) -> Check:

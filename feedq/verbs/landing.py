@@ -261,8 +261,8 @@ def _drift_of(view: FeedView, statements: Sequence[str], *, applied: bool) -> Dr
 # -- a tap ---------------------------------------------------------------------------------------------
 
 
-Seconds = Annotated[int, Meta(ge=1, le=SECONDS_MAX, description="It ends after this.")]
-Records = Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="It ends after so many records.")]
+Seconds = Annotated[int, Meta(ge=1, le=SECONDS_MAX, description="How long to listen, in seconds.")]
+Records = Annotated[int, Meta(ge=1, le=LIMIT_MAX, description="End after this many records.")]
 
 
 @verb("GET /feeds/{name}/tap", role=AccessRole.OPERATOR)

@@ -234,7 +234,7 @@ def _secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
         return None
     if _REFERENCE.search(value):
         return (
-            "${env:…} and ${file:…} stand only under source.secrets; "
+            "${env:…} and ${file:…} are allowed only under source.secrets; "
             "give the secret a name there and write {name} here"
         )
     instead = "put it under source.secrets as a reference and write {name} in its place"
@@ -245,5 +245,5 @@ def _secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
         return f"holds a password in a URL; {instead}"
     is_secret = keys[0] == "source" and str(keys[-1]).lower() in SECRET_OPTIONS
     if is_secret and value and not _PLACEHOLDER.search(value):
-        return f"would be stored and shown as it stands; {instead}"
+        return f"would be stored and shown in plain text; {instead}"
     return None

@@ -102,7 +102,7 @@ Past = Annotated[
     ),
 ]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
-Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many at most.")]
+Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Maximum number of items.")]
 Cursor = (
     Annotated[
         str,

@@ -198,8 +198,7 @@ def act_on_schedule(
     *,
     name: NameArgument,
     action: ScheduleAction,
-    until: Annotated[TimeText, Meta(description="A time as elsewhere, or how long from now: 2h.")]
-    | None = None,
+    until: Annotated[TimeText, Meta(description="A time, or how long from now: 2h.")] | None = None,
     dry_run: bool = False,
 ) -> ScheduleActed:
     """Pause a schedule, for good or ``until`` a time; resume it; or cancel its waiting runs."""
@@ -281,7 +280,7 @@ def why_never(spec: ScheduleSpec, *, now: datetime) -> str | None:
         return f"at ({instant(max(spec.at))}) is in the past"
     if spec.end is not None and spec.end <= now:
         return f"its end ({instant(spec.end)}) is in the past"
-    return "its start, its end and its excluded days leave none"
+    return "its start, its end and its excluded days leave no tick"
 
 
 def _time(spec: ScheduleSpec, text: str, argument: str, *, now: datetime | None = None) -> datetime:

@@ -257,7 +257,10 @@ def bulk_buttons(select: Selection, text: str, count: int) -> list[Button]:
     arguments = chosen(select)
     refused = ""
     if text:
-        refused = "A text is found anywhere in a feed; filter by status, label, match or another key instead."
+        refused = (
+            "A text search is not precise enough for a change; filter by status, label, match or another key "
+            "instead."
+        )
     elif select.is_empty:
         refused = "This would be all feeds; set a filter first."
     elif not count:

@@ -367,7 +367,8 @@ def make_private(directory: Path) -> None:
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(
-            f"{directory} is not a directory of user {os.getuid()} alone: remove it, or set FEEDQ_STATE_DIR"
+            f"{directory} is not a directory that only user {os.getuid()} may write to: remove it, or set "
+            "FEEDQ_STATE_DIR"
         )
 
 

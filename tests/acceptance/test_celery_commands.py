@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(180)
 
 FEED = "commanded"
 LIMIT_S = 30.0
-START_MORE = "start it again with others, or start more workers"
+START_MORE = "restart it with other values, or start more workers"
 COMMANDS = {
     "status": "1 node online",
     "report": "software -> celery:5.7",

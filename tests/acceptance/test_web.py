@@ -575,4 +575,4 @@ def test_a_database_without_its_migrations_says_which_command_helps(
     flower = start_flower(FEEDQ_DATABASE_URL=database_url)
     answer = flower.get("/feeds")
     assert answer.status == 503
-    assert "run its `feedq db upgrade`" in html.unescape(answer.text)
+    assert "run `feedq db upgrade`" in html.unescape(answer.text)

@@ -118,7 +118,7 @@ def test_what_is_to_be_changed_may_be_expected_to_be_of_a_version(api: ApiClient
     for dry_run in (True, False):
         late = declare(api, headers={"If-Match": etag}, weight=3, asked={"dry_run": dry_run})
         assert late.status_code == 412
-        assert "is of generation 2 by now, and not of 1" in late.json()["detail"]
+        assert "is at generation 2 by now, not 1" in late.json()["detail"]
         for action in ("remove", "pause", "restart"):
             assert act(api, action, headers={"If-Match": etag}, dry_run=dry_run).status_code == 412
     assert declare(api, headers={"If-Match": "17"}).status_code == 400

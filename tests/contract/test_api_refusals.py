@@ -233,7 +233,7 @@ BY_PARTS: Final = ("act_on_feeds", "declare")
 def test_a_feed_that_changes_hands_in_between_is_not_changed(stage: Stage, example: Example) -> None:
     token = stage.token("acme", AccessRole.OPERATOR, "acme")
     answer = asked_while_it_changes_hands(stage, example, token)
-    assert "is not of that tenant" in answer.text
+    assert "does not belong to that tenant" in answer.text
     assert answer.status_code == (200 if example.verb.name in BY_PARTS else 403)
     changed = "SELECT name FROM feedq.feed WHERE generation > 2 OR removed_at IS NOT NULL"
     assert stage.harness.execute(changed) == []

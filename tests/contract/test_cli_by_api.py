@@ -183,7 +183,7 @@ def test_a_tap_shows_the_same(sides: Sides) -> None:
             sides.both("feed", "tap", "acme/1", *line.split())
         assert "no feed named" in sides.both("feed", "tap", "nobody").stderr
         sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("operator", "beta")
-        assert "is not of that tenant" in sides.at_server.run("feed", "tap", "acme/1").stderr
+        assert "does not belong to that tenant" in sides.at_server.run("feed", "tap", "acme/1").stderr
         sides.at_server.environment["FEEDQ_TOKEN"] = sides.token("viewer")
         assert "needs the role operator" in sides.at_server.run("feed", "tap", "acme/1").stderr
     finally:

@@ -129,7 +129,7 @@ def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness)
         (("set", POLL, "buffer_max=0"), "buffer_max: must be a whole number"),
         (("set", POLL, "kwargs.token=hunter2"), "kwargs.token: would be stored and shown"),
         (("remove", POLL, "x", "--yes"), "no schedule named 'x'"),
-        (("remove", POLL), "Remove acme/poll? Nobody can answer here"),
+        (("remove", POLL), "Remove acme/poll? There is no terminal to answer on"),
     ):
         refused = shell.run("schedule", *words)
         assert (refused.exit_code, refused.stdout) == (2, ""), words
@@ -153,7 +153,7 @@ def test_a_schedule_is_set_shown_and_removed(shell: Shell, harness: JobsHarness)
 )
 def test_a_schedule_that_never_fires_is_declared_with_a_warning(shell: Shell, timing: str, why: str) -> None:
     given = f"schedules: [{{name: never, task: t, {timing}}}]"
-    warning = f"Warning: schedule never: has no tick to come: {why}"
+    warning = f"Warning: schedule never: will never fire: {why}"
     assert warning in shell.run("apply", "-f", "-", "--dry-run", given=given).stderr
     (told,) = shell.json("apply", "-f", "-", given=given)["warnings"]
     assert f"Warning: {told}".startswith(warning)

@@ -133,7 +133,7 @@ def test_an_edit_does_not_undo_what_somebody_else_has_changed_meanwhile(terminal
     )
     meanwhile.chmod(0o755)
     status, shown = terminal.edit("feed", "acme/orders", editor=str(meanwhile), answer="y")
-    assert (status, "is of generation 2 by now" in shown) == (1, True), shown
+    assert (status, "is at generation 2 by now" in shown) == (1, True), shown
     spec = terminal.feed()["spec"]
     assert (spec["weight"], spec["sink"]["table"]) == (2.0, "t")
     assert re.search(r"table: u", terminal.kept()[0].read_text())

@@ -94,7 +94,7 @@ class SoundConnector:
             time.sleep(0.6)
         if "raises what it likes" in self.faults:
             raise ValueError("too much")
-        said = rest.decode("latin-1") if "quotes what has no end" in self.faults else ""
+        said = rest.decode("latin-1") if "quotes the endless record" in self.faults else ""
         raise FeedMisconfigured(f"a record over source.max_record_bytes {said}")
 
     async def _dial(self) -> Dialed:
@@ -254,7 +254,7 @@ FAULTS = {
     "holds what has no end": "what_has_no_end_is_refused_in_time_and_in_words",
     "lets nobody have a turn": "what_has_no_end_is_refused_in_time_and_in_words",
     "raises what it likes": "what_has_no_end_is_refused_in_time_and_in_words",
-    "quotes what has no end": "what_has_no_end_is_refused_in_time_and_in_words",
+    "quotes the endless record": "what_has_no_end_is_refused_in_time_and_in_words",
     "reads ahead": "it_does_not_read_on_when_it_is_not_pulled",
     "stops slowly": "it_stops_while_it_waits",
     "keeps the socket": "it_stops_while_it_waits",

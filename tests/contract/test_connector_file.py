@@ -274,7 +274,7 @@ async def test_a_last_line_without_an_end_is_told_until_it_has_one(
     async with following(driver) as until_records:
         await until_records(1)
         await until(lambda: driver.noticed[-1:] not in ([], [("unfinished", None)]))
-        assert "its last 1 bytes are a record that has no end yet" in str(driver.noticed[-1][1])
+        assert "its last 1 bytes are an unfinished record" in str(driver.noticed[-1][1])
         append(path, b"2")
         await until_records(2)
         await until(lambda: driver.noticed[-1] == ("unfinished", None))

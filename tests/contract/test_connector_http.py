@@ -171,7 +171,7 @@ async def test_a_request_that_is_refused_fails_the_feed(status: int) -> None:
     ("status", "retry_after", "says"),
     [
         (500, "", "answered 500 Internal Server Error"),
-        (429, "17", "answered 429 Too Many Requests, and wants to be asked again in 17 s"),
+        (429, "17", "answered 429 Too Many Requests, and asks us to try again in 17 s"),
         (503, "soon", "answered 503 Service Unavailable"),
         (404, "", "has nothing there; check source.url (404)"),
         (204, "", "answered 204, and without content"),
@@ -346,7 +346,7 @@ async def test_whoever_refuses_a_redirected_request_without_the_headers_is_named
         home = Site({"/old": lambda: f"http://127.0.0.2:{port}/new"})
         _, error = await ended(home, headers={"Authorization": "x"})
     assert_told(
-        error, FeedMisconfigured, f"if they are meant for http://127.0.0.2:{port}, give it as source.url"
+        error, FeedMisconfigured, f"if they are meant for http://127.0.0.2:{port}, set source.url to it"
     )
 
 

@@ -311,8 +311,8 @@ async def test_the_header_link_is_read_as_its_standard_says(link: str) -> None:
 @pytest.mark.parametrize(
     ("next_page", "said"),
     [
-        ("link", "not as RFC 8288 says, and no next page"),
-        ("/next", "what source.next_page '/next' leads to is not an address"),
+        ("link", "does not follow RFC 8288, so no next page"),
+        ("/next", "source.next_page '/next' does not lead to an address"),
     ],
 )
 async def test_a_next_page_that_is_told_in_no_way_that_we_read_is_noticed(next_page: str, said: str) -> None:
@@ -404,7 +404,7 @@ async def test_a_poll_asks_for_a_bounded_number_of_pages_and_the_next_one_goes_o
         ("http://[::1", SourceUnavailable, "is invalid"),
         ("http://xn--/x", SourceUnavailable, "an address that is not http:// or https://"),
         ("http://a..b/x", SourceUnavailable, "an address that is not http:// or https://"),
-        ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are asked for"),
+        ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are allowed"),
     ],
 )
 async def test_a_next_page_that_cannot_be_asked_for_is_told(
@@ -425,6 +425,6 @@ async def test_a_body_is_not_sent_to_the_host_of_another_page() -> None:
         async with serving(home) as home_port:
             feed = Feed(HttpConnector, secrets={"token": "s3cret"})
             _, error = await feed.read_to_end(url(home_port), **source)
-        assert_told(error, FeedMisconfigured, "would have to be sent source.body too")
+        assert_told(error, FeedMisconfigured, "would get source.body too")
     assert home.asked[0].body == b"s3cret"
     assert elsewhere.asked == []

@@ -149,7 +149,7 @@ async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(
     assert driver.records[2:] == [b"1", b"2"]
     assert driver.cursor == {"a": "8-1", "b": "9-0"}
     assert gaps(logs) == [
-        "its last id 8-1 is before the cursor 9-0: it was made anew, and is read from its beginning"
+        "its last id 8-1 is before the cursor 9-0: it was recreated, and is read from its beginning"
     ]
 
 

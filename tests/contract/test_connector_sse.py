@@ -170,7 +170,7 @@ async def test_no_content_says_to_stop() -> None:
     feed = Feed(SseConnector)
     async with serving(script) as port:
         _, error = await feed.read_to_end(url(port))
-    assert_told(error, FeedMisconfigured, "answered 204, by which a source of events says to stop asking")
+    assert_told(error, FeedMisconfigured, "answered 204, which tells clients to stop asking")
     assert not feed.connected
 
 

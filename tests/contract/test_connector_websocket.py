@@ -240,7 +240,7 @@ async def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_th
 
     async with serving(script) as port:
         error = await driver(port).read()
-    assert_told(error, SourceUnavailable, "does not read the answers that it gets")
+    assert_told(error, SourceUnavailable, "does not read the answers that it is sent")
 
 
 # -- refused -------------------------------------------------------------------------------------------

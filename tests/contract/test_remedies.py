@@ -121,7 +121,7 @@ POSTGRESQL: dict[str, tuple[Callable[[str, int], str], str]] = {
     ),
     "time-out": (
         lambda url, silent: changed(url, port=silent),
-        "a firewall, a security group or a hung server",
+        "a firewall or a security group drops the packets",
     ),
     "TLS": (lambda url, _: changed(url, query="sslmode=require"), "write sslmode=prefer in"),
     "no TLS": (lambda url, _: changed(url, user=UNENCRYPTED), "write sslmode=require in"),

@@ -170,7 +170,7 @@ def test_a_name_that_another_installation_has_is_not_begun_beside_it(harness: Ha
     for _ in range(2):
         said = ours.why_not()
         assert f"feed 'acme/a' of installation {one.id} (1 records" in said
-        assert f"this one is {two.id}" in said
+        assert f"this installation is {two.id}" in said
         assert "feedq feed adopt acme/a" in said
     assert theirs.land(6) == "landed"
     assert two.feed(2**40 + 1, "acme/b").fence().cursor is None
@@ -210,7 +210,7 @@ def test_a_checkpoint_that_is_written_to_meanwhile_is_not_adopted(harness: Harne
     theirs.land(5)
     (old,) = two.known("acme/a")
     theirs.land(6)
-    with pytest.raises(Conflict, match="is written to at this moment"):
+    with pytest.raises(Conflict, match="is being written to"):
         two.feed(2, "acme/a").adopt(old)
     assert [known.feed_id for known in two.known("acme/a")] == [1]
 
@@ -380,7 +380,7 @@ def test_a_change_whose_answer_is_lost_happened_or_not_and_says_so(
     feed.person = harness.sink(role="cli", url=harness.proxy.url)
     feed.person.checkpoints([])
     trap = harness.proxy.arm(fault, "COMMIT")
-    with pytest.raises(SinkUnavailable, match="has the new cursor, or the one that it had; look again"):
+    with pytest.raises(SinkUnavailable, match="has either the new cursor or the old one; look again"):
         feed.rewind(2)
     trap.release()
     (found,) = harness.sink(role="cli").checkpoints(["feed/1"])

@@ -152,7 +152,7 @@ def test_columns_that_cannot_be_added_are_told_and_hold_up_nothing(
     feed = DriftingFeed(harness, Drift.ADD, adds_columns=True)
     monkeypatch.setattr("feedq.sinks.session.FILLED_MAX", 0)
     assert feed.write(lines(order(1, price=1))).landed == {(1, 1): 1}
-    assert "may have 0: map some there" in feed.watch.news()[FAULT]
+    assert "at most 0 are allowed: map some there" in feed.watch.news()[FAULT]
     with pytest.raises(InvalidInput, match="does not exist"):
         feed.sink.add_columns(replace(feed.target, table="nowhere"), {"a": ColumnType.TEXT})
 

@@ -119,7 +119,7 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
         (
             "SELECT 1",
             Target("pg_description", "json", sources_of({"description": "/d"})),
-            ["leads to pg_catalog.pg_description", "kept by the database about itself"],
+            ["leads to pg_catalog.pg_description", "belongs to the database itself"],
         ),
         (
             "CREATE SCHEMA feedq; CREATE TABLE feedq.feed (name text); DO $$ BEGIN EXECUTE format("

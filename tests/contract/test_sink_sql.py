@@ -64,10 +64,10 @@ def unusable(sink: SqlSink, target: Target) -> str:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("mysql+mysqldb://me:s3cret@127.0.0.1/db", "by pymysql only: write mysql://"),
-        ("sqlite+aiosqlite:////tmp/x", "by pysqlite only: write sqlite://"),
-        ("sqlite://", "another one for each session"),
-        ("sqlite:///:memory:", "another one for each session"),
+        ("mysql+mysqldb://me:s3cret@127.0.0.1/db", "only the driver pymysql: write mysql://"),
+        ("sqlite+aiosqlite:////tmp/x", "only the driver pysqlite: write sqlite://"),
+        ("sqlite://", "each session would have its own"),
+        ("sqlite:///:memory:", "each session would have its own"),
         ("mysql+pymysql://me:s3cret@127.0.0.1:port/db", "cannot read this URL"),
     ],
 )
@@ -156,7 +156,7 @@ ODD = Target("odd", "json")
         (
             "CREATE TABLE n (n INTEGER PRIMARY KEY AUTOINCREMENT)",
             Target("main.SQLite_sequence", "json", sources_of({"name": "/n", "seq": "/s"})),
-            ["kept by the database about itself"],
+            ["belongs to the database itself"],
         ),
     ],
 )

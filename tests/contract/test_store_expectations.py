@@ -144,7 +144,7 @@ def test_rows_within_a_time_are_counted_from_samples(bench: Bench) -> None:
         bench.judge()
         bench.harness.elapse(11)
     (said,) = bench.unmet()
-    assert said.endswith("rows within 1m, and not 100")
+    assert said.endswith("rows within 1m, not 100")
     for _ in range(8):
         bench.land(feed, 20)
         bench.judge()
@@ -173,7 +173,7 @@ def test_rows_of_a_time_that_has_not_passed_are_not_missed(bench: Bench) -> None
     assert bench.judge() == Judged()
     bench.harness.elapse(12)
     assert bench.judge() == Judged(begun=1)
-    assert bench.unmet() == ["0 rows within 1m, and not 100"]
+    assert bench.unmet() == ["0 rows within 1m, not 100"]
 
 
 def test_a_part_that_is_refused_is_told_as_soon_as_there_is_something_to_tell_by(bench: Bench) -> None:
@@ -183,7 +183,7 @@ def test_a_part_that_is_refused_is_told_as_soon_as_there_is_something_to_tell_by
     assert bench.judge() == Judged()
     bench.land(feed, 180, dead=9)
     assert bench.judge() == Judged(begun=1)
-    assert bench.unmet() == ["5% refused, and not at most 1%"]
+    assert bench.unmet() == ["5% refused, more than 1%"]
     for _ in range(8):
         bench.harness.elapse(30.0 / 5)
         bench.land(feed, 200)

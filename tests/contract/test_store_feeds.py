@@ -211,7 +211,7 @@ def test_a_catalog_changes_its_own_feeds_and_what_it_takes_over(harness: Harness
     assert isinstance(change(EventKind.FEED_ADDED, "theirs", catalog="other"), tuple)
     for name, whose in (("mine", "declared by hand"), ("theirs", "made from catalog 'other'")):
         for kind in (EventKind.FEED_EDITED, EventKind.FEED_REMOVED):
-            assert f"feed '{name}' was {whose}, and is left alone" in str(change(kind, name, weight=9))
+            assert f"feed '{name}' was {whose}, and is left unchanged" in str(change(kind, name, weight=9))
     assert harness.store.feeds.get("mine") == mine
     assert isinstance(change(EventKind.FEED_EDITED, "new", weight=9), tuple)
     edited = events_of(harness.store, "new")[0]

@@ -81,7 +81,7 @@ def test_there_are_bounds_to_listeners_and_to_what_is_kept(harness: Harness) -> 
     harness.run(feed, worker)
     for _ in range(LISTENERS_MAX):
         taps.open(feed.id, uuid4())
-    with pytest.raises(Conflict, match=f"{LISTENERS_MAX} listen to feeds already"):
+    with pytest.raises(Conflict, match=f"{LISTENERS_MAX} taps are open already"):
         taps.open(feed.id, uuid4())
     for n in range(PARTS_KEPT + 5):
         taps.put(worker.id, [part(feed.id, str(n))])

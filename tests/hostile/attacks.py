@@ -114,7 +114,7 @@ POLL: Final[dict[str, Any]] = {"mode": "poll"}
 ELEMENTS: Final[dict[str, Any]] = {"mode": "poll", "records": ""}
 CLOSED: Final = "closed by the peer"
 NO_HTTP: Final = "is not HTTP/1.1"
-NO_REDIS: Final = "not one that Redis gives"
+NO_REDIS: Final = "not one of Redis"
 NO_MQTT: Final = "against the rules of MQTT"
 NO_NATS: Final = "is it a NATS server?"
 HEAD: Final = b"HTTP/1.1 200 OK\r\n"
@@ -418,7 +418,9 @@ MQTT: Final = (
         envelope=True,
     ),
     _attack("mqtt: one number for all messages", mqtt(b"", publish(b"x" * 100), bytes_max=2**19)),
-    _attack("mqtt: more reasons than subscriptions", mqtt(b"", suback=b"\x01" * 1000), "with 1000 reasons"),
+    _attack(
+        "mqtt: more reasons than subscriptions", mqtt(b"", suback=b"\x01" * 1000), "with 1000 reason codes"
+    ),
     _attack("mqtt: noise", mqtt(NOISE), NO_MQTT),
     _attack(
         "mqtt: a message before the login",
@@ -434,7 +436,7 @@ NATS: Final = (
     _attack("nats: a line without an end", nats(on_login=says(b"MSG ", b"x")), NO_NATS),
     _too_large("nats: a message of 4 GB", nats(pulled=_announces)),
     _attack("nats: headers that are larger than the message", nats(pulled=_heads), NO_NATS),
-    _attack("nats: a message that is none of the stream", nats(pulled=_odd_reply), "does not say which"),
+    _attack("nats: a message that is none of the stream", nats(pulled=_odd_reply), "without its sequence"),
     _attack("nats: more messages than were asked for", nats(pulled=_delivers(20_000, b"x" * 10))),
     _goes_on("nats: pings", nats(on_login=_floods_with_pings)),
     _attack(
@@ -444,12 +446,12 @@ NATS: Final = (
     ),
     _attack("nats: a greeting that is deep", says(b"INFO " + b"[" * 60_000 + b"\r\n"), NO_NATS),
     _attack("nats: a greeting of other kinds", says(b'INFO {"version":7,"max_payload":"x"}\r\n'), NO_NATS),
-    _attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "not one of JetStream"),
-    _attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "not one of JetStream"),
+    _attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "not JetStream's"),
+    _attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "not JetStream's"),
     _attack(
         "nats: an answer of brackets",
         nats(api=b'{"a":[' + b"[]," * 340_000 + b"[]]}"),
-        "not one of JetStream",
+        "not JetStream's",
     ),
     _attack("nats: noise", nats(on_login=says(NOISE)), NO_NATS),
     _attack("nats: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b"")),

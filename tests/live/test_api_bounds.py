@@ -154,14 +154,14 @@ def test_who_waits_too_long_is_told_that_nothing_is_known(
     with ApiClient(gate) as api:
         answer = api.get("/")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
-    assert answer.json()["detail"] == "no answer within 0.2 s; it is not known whether anything was changed"
+    assert answer.json()["detail"] == "no answer within 0.2 s; it is unknown whether anything was changed"
 
 
 async def test_what_comes_while_all_places_are_taken_is_refused_at_once() -> None:
     may_end, made = Event(), Calls(timeout_s=0.1, places=2)
     asked = [asyncio.ensure_future(made.call(lambda: may_end.wait(LONG_S))) for _ in range(2)]
     late = await asyncio.gather(*asked, return_exceptions=True)
-    assert all("it is not known whether anything was changed" in str(outcome) for outcome in late)
+    assert all("it is unknown whether anything was changed" in str(outcome) for outcome in late)
     # A thread keeps its place until it ends.
     with pytest.raises(Unavailable, match="too many requests"):
         await made.call(lambda: None)

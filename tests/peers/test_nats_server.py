@@ -210,7 +210,7 @@ async def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: Pe
             await driver.land(7)
         assert driver.records[3:] == [b"a", b"b", b"c", b"d"]
         (gap,) = gaps(logs)
-        assert "made anew" in gap
+        assert "recreated" in gap
 
 
 # -- beside others -------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None
 @pytest.mark.parametrize(
     ("ddl", "target", "words"),
     [
-        (f"{ORDERS} ENGINE=MyISAM", TYPED, "is of the engine MyISAM, and only InnoDB"),
+        (f"{ORDERS} ENGINE=MyISAM", TYPED, "uses the engine MyISAM, but only InnoDB"),
         ("CREATE VIEW orders AS SELECT 1 AS seq", TYPED, "is a view"),
         ("CREATE TABLE orders (seq bigint)", TYPED, "no column 'at', 'sku', 'payload'"),
         (f"{ORDERS[:-1]}, n int NOT NULL)", TYPED, "'n' is NOT NULL without a default"),

@@ -91,15 +91,15 @@ def test_an_end_beyond_where_the_feed_stands_is_where_it_stands() -> None:
         ({"stands": None}, "has landed nothing yet"),
         ({"begin": 5_000}, "there is nothing to land"),
         ({"begin": "here"}, "neither a whole number nor a time"),
-        ({"source": {**TCP, "hello": ""}}, "is not asked with {cursor}"),
-        ({"source": {**TCP, "cursor": None}}, "without source.cursor no record tells where it lies"),
+        ({"source": {**TCP, "hello": ""}}, "do not contain {cursor}"),
+        ({"source": {**TCP, "cursor": None}}, "without source.cursor, records have no position"),
         ({"connector": "mqtt", "source": {"url": "mqtt://127.0.0.1:1", "topics": ["t"]}}, "the cursor"),
         (
             {"connector": "redis", "source": {**REDIS, "streams": ["a", "b"]}, "begin": {"a": "1-0"}},
             "several streams",
         ),
         ({"connector": "file", "source": FILE, "stands": PLACE, "begin": 5}, "must be 0 or at least 1024"),
-        ({"connector": "file", "source": FILE, "stands": PLACE, "begin": "1h"}, "do not tell the time"),
+        ({"connector": "file", "source": FILE, "stands": PLACE, "begin": "1h"}, "hold no time"),
     ],
 )
 def test_what_there_can_be_no_backfill_of_is_refused_with_words(asked: dict[str, Any], words: str) -> None:

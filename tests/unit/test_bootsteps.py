@@ -150,9 +150,9 @@ def test_a_message_that_unpacks_to_more_than_the_limit_is_refused_unread(
     monkeypatch.setattr(broker, "MESSAGE_BYTES_MAX", limit)
     broker.install()
     assert decompress(pack(bytes(limit)), method) == bytes(limit)
-    with pytest.raises(ValueError, match="larger than 65,536 bytes when it is unpacked"):
+    with pytest.raises(ValueError, match="larger than 65,536 bytes when unpacked"):
         decompress(pack(bytes(limit + 1)), method)
-    with pytest.raises(ValueError, match="its end is missing"):
+    with pytest.raises(ValueError, match="it is truncated"):
         decompress(pack(bytes(1000))[:-1], method)
 
 

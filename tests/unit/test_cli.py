@@ -160,7 +160,7 @@ def paused(command: Command) -> list[str]:
 
 def test_what_is_chosen_is_counted_and_asked_about(three: Command) -> None:
     error = three.refused("feed", "pause", "--tenant", "acme")
-    assert error == ("Error: Pause 2 feeds (acme/a, acme/b)? Nobody can answer here; pass --yes\n")
+    assert error == ("Error: Pause 2 feeds (acme/a, acme/b)? There is no terminal to answer on; pass --yes\n")
     assert paused(three) == []
 
 
@@ -274,7 +274,7 @@ def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(
     command.store.feeds.change = change_one_only  # type: ignore[method-assign] # what happens meanwhile is the point
     result = command.run("apply", "-f", "-", given=feeds("a", "b", "c"))
     assert result.exit_code == 1
-    assert "1 of 3 were changed before; doing it again changes the rest: " in result.stderr
+    assert "1 of 3 were changed before that; repeat it to change the rest: " in result.stderr
     command.store.control.is_away = False
     assert names(command) == ["a"]
 
@@ -291,7 +291,7 @@ def test_all_manifests_of_a_directory_are_applied(command: Command, tmp_path: Pa
     assert names(command) == ["a", "b"]
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "has no manifest, which is a file that ends in .yaml" in command.refused("apply", "-f", str(empty))
+    assert "holds no manifest: no file ends in .yaml" in command.refused("apply", "-f", str(empty))
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(command: Command) -> None:
@@ -313,7 +313,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(command: Command) 
 
 def test_lint_finds_mistakes_without_a_server(command: Command) -> None:
     command.store.control.is_away = True
-    assert command.ok("lint", "-f", "-", given=feeds("a", "b")) == "2 feeds: right\n"
+    assert command.ok("lint", "-f", "-", given=feeds("a", "b")) == "2 feeds: no mistakes\n"
     error = command.refused("lint", "-f", "-", given=feeds("a").replace("connector", "conector"))
     assert "did you mean connector?" in error
 

@@ -216,7 +216,7 @@ def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: NatsC
     start = choose_start(position, stream(), "new")
     assert (start.policy, start.seq, start.landed) == ("all", None, 0)
     assert start.gap is not None
-    assert "made anew" in start.gap
+    assert "recreated" in start.gap
 
 
 @pytest.mark.parametrize("position", [None, NatsCursor(50, HERE)])
@@ -364,10 +364,10 @@ async def test_answers_are_read_however_they_are_cut() -> None:
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
-        (b"$3\r\nabcd\r\n", "a text that is not as long as it says"),
+        (b"$3\r\nabcd\r\n", "a text that is not as long as declared"),
         (b"*1\r\n" * (DEPTH_MAX + 1) + b":1\r\n", "nested deeper"),
         (b"$x\r\n", "an invalid length"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "not Redis's protocol"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "not in Redis's protocol"),
     ],
 )
 async def test_what_no_redis_answers_is_told(said: bytes, complaint: str) -> None:

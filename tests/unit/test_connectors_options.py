@@ -175,7 +175,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"ca_file": "/ca.pem"}, "source.ca_file: needs a tls:// source.url"),
         ({"url": "tls://a:1", "key_file": "/key.pem"}, "source.key_file: needs source.cert_file"),
         ({"secrets": {"token": "hunter2"}}, "source.secrets: 'token' is not a reference"),
-        ({"secrets": {"cursor": "${env:A}"}}, "source.secrets: 'cursor' stands for something else"),
+        ({"secrets": {"cursor": "${env:A}"}}, "source.secrets: 'cursor' has another meaning"),
     ],
     "mqtt": [
         ({"url": "tcp://host:1883"}, "source.url: must be mqtt://host or mqtts://host"),
@@ -186,7 +186,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "nats": [
         ({"url": "tcp://host:4222"}, "source.url: must be nats://host or tls://host"),
         ({"stream": "a.b"}, "source.stream: must be a name"),
-        ({"token": "x", "username": "y"}, "source.token: cannot go with source.username"),
+        ({"token": "x", "username": "y"}, "source.token: cannot be combined with source.username"),
     ],
     "redis": [
         ({"url": "http://host"}, "source.url: must be redis://host or rediss://host"),
@@ -224,7 +224,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**POLL, "cursor": "/seq"}, "source: cursor points into a record, and needs records"),
         (
             {**POLL, "records": "", "cursor": "/seq", "next_cursor": "/next"},
-            "source: cursor and next_cursor exclude each other",
+            "source: cursor and next_cursor cannot be combined",
         ),
         (
             {"url": "http://acme.test", "mode": "poll", "records": "", "cursor": "/seq"},

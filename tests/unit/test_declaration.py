@@ -69,14 +69,17 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
         (SPEC.model_copy(update={"labels": untyped({"a": True})}), "labels.a: must be a string"),
         (
             SPEC.model_copy(update={"selector": Selector(required={"a": "1"}, preferred={"a": "2"})}),
-            "selector.preferred.a: is not what selector.required.a says, so that no worker can have both",
+            "selector.preferred.a: contradicts selector.required.a, so no worker can have both",
         ),
         (SPEC.model_copy(update={"connector": "tpc"}), "unknown connector 'tpc'; installed are: "),
         (with_source(colour="red"), "source.colour: unknown option; known are"),
         (SPEC.model_copy(update={"sink": {"table": "t", "colums": {}}}), "sink.colums: unknown option"),
         (with_source(format="text", sink={"table": "t", "columns": {"a": "/a"}}), "sink.columns"),
         (with_source(secrets={"token": "hunter2"}), "source.secrets: 'token' is not a reference"),
-        (with_source(hello="${env:ACME_TOKEN}"), "source.hello: ${env:…} and ${file:…} stand only under"),
+        (
+            with_source(hello="${env:ACME_TOKEN}"),
+            "source.hello: ${env:…} and ${file:…} are allowed only under",
+        ),
         (with_source(url="tcp://me:hunter2@h:1"), "source.url: holds a password in a URL; put it under"),
         (with_source(hello="GET http://h/?a=1&password=hunter2"), "source.hello: holds a password"),
         (SPEC.model_copy(update={"sink": {"table": "postgresql://me:hunter2@h/t"}}), "FEEDQ_SINKS__<NAME>"),
@@ -114,7 +117,7 @@ def test_a_literal_secret_is_refused_and_one_by_reference_is_not(
 ) -> None:
     spec = SPEC.model_copy(update={"connector": connector, "source": source})
     (found,) = problems(spec)
-    assert "would be stored and shown as it stands; put it under source.secrets as a reference" in found
+    assert "would be stored and shown in plain text; put it under source.secrets as a reference" in found
     assert "hunter2" not in found
     referring = json.loads(json.dumps(source).replace("hunter2", "{it}")) | {"secrets": {"it": "${env:IT}"}}
     assert problems(spec.model_copy(update={"source": referring})) == []

@@ -52,8 +52,8 @@ def test_what_is_written_reads_the_same() -> None:
         ("min_rows", 1000, "{per: 1h, rows: 1000}"),
         ("min_rows", {"per": "1h", "rows": 0}, "whole number from 1"),
         ("max_event_lag", 60, "{at: /ts, seconds: 60}"),
-        ("max_refused", "100%", "a part of the records"),
-        ("max_refused", -0.1, "a part of the records"),
+        ("max_refused", "100%", "a share of the records"),
+        ("max_refused", -0.1, "a share of the records"),
         ("max_silense", "1m", "known are max_silence, min_rows, max_event_lag"),
     ],
 )

@@ -172,10 +172,10 @@ def test_an_alias_that_contains_itself_is_refused() -> None:
 def test_aliases_that_explode_are_refused() -> None:
     lines = ["x-0: &x0 [a, a, a, a, a, a, a, a, a, a]"]
     lines += [f"x-{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, 9)]
-    assert "aliases written out" in one_problem("\n".join(lines))
+    assert "aliases expanded" in one_problem("\n".join(lines))
     merges = ["x-0: &x0 {a: 1}"]
     merges += [f"x-{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 10)}]}}" for i in range(1, 9)]
-    assert "aliases written out" in one_problem("\n".join(merges))
+    assert "aliases expanded" in one_problem("\n".join(merges))
 
 
 def test_a_text_that_is_too_long_is_refused() -> None:

@@ -73,7 +73,7 @@ networks_v4 = st.builds(
 )
 def test_link_local_and_metadata_addresses_are_denied_by_default(address: str) -> None:
     assert DEFAULT.refusal(address) == (
-        "a link-local or metadata address, which feeds may not connect to unless FEEDQ_EGRESS_ALLOW holds it"
+        "a link-local or metadata address, which feeds may not connect to unless FEEDQ_EGRESS_ALLOW lists it"
     )
 
 

@@ -492,8 +492,8 @@ def test_many_records_at_once_have_the_fields_that_each_has(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"fields": []}, "at least 1"),
-        ({"fields": ["a", "a"]}, "'a' is there twice"),
+        ({"fields": []}, "at least one field"),
+        ({"fields": ["a", "a"]}, "'a' is given twice"),
         ({"delimiter": ""}, "at least one character"),
         ({"delimiter": r"\n"}, "no line break"),
         ({"delimiter": r"\q"}, "unknown escape"),

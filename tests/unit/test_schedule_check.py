@@ -66,7 +66,7 @@ def test_what_can_be_right_is_accepted(spec: ScheduleSpec) -> None:
         (schedule_spec(name=""), "name: must not be empty"),
         (schedule_spec(name="a b"), "name: must be printable, without spaces, and must not begin with '-'"),
         (schedule_spec(name="x" * 201), "name: has 201 characters; at most 200 are allowed"),
-        (schedule_spec(name="beat:nightly"), "name: beat:… is for entries of beat_schedule.py"),
+        (schedule_spec(name="beat:nightly"), "name: beat:… is reserved for entries of beat_schedule.py"),
         (schedule_spec(at=()), "one of cron, every and at: is missing"),
         (schedule_spec(cron=("0 25 * * *",)), "cron: the hour '25' is wrong: write 0 to 23"),
         (
@@ -90,7 +90,7 @@ def test_what_can_be_right_is_accepted(spec: ScheduleSpec) -> None:
         (schedule_spec(args=[deep(DEPTH_MAX)]), "args: nested more than 32 deep"),
         (
             schedule_spec(kwargs={"password": SECRET}),
-            "kwargs.password: would be stored and shown as it stands; write a",
+            "kwargs.password: would be stored and shown in plain text; write a",
         ),
         (schedule_spec(kwargs={"password": f"{SECRET}${{NAME}}"}), "kwargs.password: would be stored"),
         (

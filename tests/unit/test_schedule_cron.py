@@ -268,21 +268,24 @@ def test_from_wherever_one_looks_the_same_ticks_follow(zone: str, day: str, expr
         (
             "0 0 12 * * *",
             "has 6 fields and needs five: minute, hour, day of the month, month, day of the week; "
-            "there is none of seconds",
+            "there is none for seconds",
         ),
-        ("@every 5m", "@every is not cron: write every: 5m in place of cron"),
+        ("@every 5m", "@every is not cron: write every: 5m instead of cron"),
         ("@reboot", "'@reboot' is not known; the names are @yearly,"),
         ("CRON_TZ=Europe/Berlin 0 2 * * *", "has a time zone in it; write it as zone"),
         (
             "0 24 * * *",
-            "the hour '24' is wrong: write 0 to 23, *, a list such as 1,5, a rising range such as "
-            "1-5, a step such as */2, or H",
+            "the hour '24' is wrong: write 0 to 23, *, a list such as 1,5, an ascending range such as 1-5, a "
+            "step such as */2, or H",
         ),
-        ("0 22-1 * * *", "the hour '22-1' is wrong: write 0 to 23, *, a list such as 1,5, a rising range"),
+        (
+            "0 22-1 * * *",
+            "the hour '22-1' is wrong: write 0 to 23, *, a list such as 1,5, an ascending range",
+        ),
         (
             "*/90 * * * *",
             "the minute '*/90' is wrong: a step is from 1 to 60; for other intervals write every: "
-            "90m and the like in place of cron",
+            "90m or the like instead of cron",
         ),
         (
             "0 0 ? * MON",
@@ -311,7 +314,7 @@ def test_from_wherever_one_looks_the_same_ticks_follow(zone: str, day: str, expr
         ("٣ * * * *", "the minute '٣' is wrong"),
         ("9" * 990 + " * * * *", "the minute"),
         ("1," * 600 + "1 * * * *", "has 1209 characters"),
-        ("H(0-60) * * * *", "the minute 'H(0-60)' is wrong: its range must rise and lie within 0 to 59"),
+        ("H(0-60) * * * *", "the minute 'H(0-60)' is wrong: its range must ascend and lie within 0 to 59"),
         ("H(0-9)/11 * * * *", "its step must be from 1 to 10"),
         ("HH * * * *", "the minute 'HH' is wrong: write H, H(1-5), H/2 or H(1-5)/2"),
         ("0 0 31 4,6,9,11 *", "never fires"),

@@ -152,11 +152,11 @@ def test_secrets_are_allowed_by_tenant(read: Read) -> None:
     ("variable", "value", "named"),
     [
         ("FEEDQ_EGRESS_DENY", "10.0.0.0/8,example.com", "'example.com' is not a network"),
-        ("FEEDQ_EGRESS_DENY", "10.0.0.1/8", "'10.0.0.1/8' is not a network .* bits set behind its prefix"),
+        ("FEEDQ_EGRESS_DENY", "10.0.0.1/8", "'10.0.0.1/8' is not a network .* bits set beyond its prefix"),
         ("FEEDQ_EGRESS_ALLOW", "fe80::1%eth0", "'fe80::1%eth0' is not a network"),
         ("FEEDQ_EXEC_ALLOW", "/bin/true,rtl_433", "'rtl_433' is not an absolute path"),
         ("FEEDQ_SECRETS_ALLOW", '{"acme": ["ACME_TOKEN"]}', "'ACME_TOKEN' must be env:NAME"),
-        ("FEEDQ_SECRETS_ALLOW", '{"*-eu": ["env:A"]}', "'.-eu': . may stand at the end only"),
+        ("FEEDQ_SECRETS_ALLOW", '{"*-eu": ["env:A"]}', "'.-eu': . is allowed only at the end"),
         ("FEEDQ_SECRETS_ALLOW", "acme", "must be JSON"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_column_is_a_pointer_a_rule_a_constant_or_something_known() -> None:
         ({"columns": {"a": {"pointer": "/a", "default": 1}}}, "default needs missing: default or null"),
         ({"flatten": ""}, "sink.flatten: .*at least 1 character"),
         ({"on_conflict": "update"}, "sink.on_conflict: update needs sink.key"),
-        ({"create": True, "columns": {"a": "/a"}, "flatten": "_"}, "create needs columns, and no flatten"),
+        ({"create": True, "columns": {"a": "/a"}, "flatten": "_"}, "does not work with flatten"),
         ({"columns": {"a": "/a"}, "types": {"a": "text"}}, "set create: true"),
         ({"columns": {"a": "/a"}, "create": True, "types": {"b": "text"}}, "types: 'b' is not among columns"),
         ({"columns": {"a": "/a"}, "create": True, "types": {"a": "int"}}, "sink.types.a: "),
@@ -232,7 +232,7 @@ def test_a_table_of_ours_and_a_typed_one_are_fine() -> None:
     [
         ("public", "v", None, "'raw' is not a table"),
         ("public", "r", "ann", "have ann run GRANT USAGE ON SCHEMA public TO importer"),
-        ("pg_catalog", "r", None, "'raw' leads to pg_catalog.raw, which is kept by the database"),
+        ("pg_catalog", "r", None, "'raw' leads to pg_catalog.raw, which belongs to the database"),
     ],
 )
 def test_what_no_record_can_land_in_is_no_table_of_ours(
@@ -363,13 +363,13 @@ def test_flatten_fills_the_columns_that_csv_has_a_field_for() -> None:
 )
 def test_a_declaration_names_neither_tables_of_feedq_nor_a_catalog(table: str) -> None:
     assert why_nowhere(table) is not None
-    with pytest.raises(InvalidInput, match=r"name (another table|a table of yours)"):
+    with pytest.raises(InvalidInput, match=r"name (another table|a table of your own)"):
         parse_sink({"table": table})
 
 
 def test_postgresql_keeps_every_schema_whose_name_begins_as_its_own_do() -> None:
     for schema in ("pg_catalog", "pg_toast", "pg_temp_7", "pg_toast_temp_7", "information_schema"):
-        assert "kept by the database" in str(PostgresSession.why_reserved(TableName(schema, "landed")))
+        assert "belongs to the database" in str(PostgresSession.why_reserved(TableName(schema, "landed")))
     for name in (TableName(None, "pg_things"), TableName("PG_UPPER", "landed")):
         assert PostgresSession.why_reserved(name) is None
 

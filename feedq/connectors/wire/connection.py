@@ -145,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         # A transport that is closed raises, whatever is asked of it.
         if data and not self._lost:
             if self._transport.get_write_buffer_size() > unsent_bytes_max:
-                raise SourceUnavailable(f"{self._endpoint}: does not read the answers that it gets")
+                raise SourceUnavailable(f"{self._endpoint}: does not read the answers that it is sent")
             self._transport.write(data)
 
     async def start_tls(self) -> None:
@@ -158,7 +158,9 @@ class Connection(asyncio.BufferedProtocol):
         """
         tls = await _tls_arguments(self._options, self._endpoint)
         if self._buffer:
-            raise SourceUnavailable(f"{self._endpoint}: the server went on in the clear where TLS must begin")
+            raise SourceUnavailable(
+                f"{self._endpoint}: the server continued in plain text where TLS must begin"
+            )
         assert self._transport is not None
         self._transport = await self._loop.start_tls(self._transport, self, tls.pop("ssl"), **tls)
 

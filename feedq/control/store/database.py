@@ -413,14 +413,16 @@ def translate_errors(url: str) -> Iterator[None]:
         said = str(error).partition("\n")[0]
         if code == INSUFFICIENT_PRIVILEGE:
             raise PermissionMissing(
-                f"{_explain(url, error)}; `feedq db grants` says what each role may, `feedq db upgrade` gives it"
+                f"{_explain(url, error)}; `feedq db grants` prints what each role may do, `feedq db upgrade` "
+                "grants it"
             ) from error
         if code is not None and code.startswith(DATA_EXCEPTION):
             raise InvalidInput(f"the control database refuses a value: {said}") from error
         if code in BEHIND:
             raise SchemaBehind(
-                f"the control database lacks something of this release ({said}): run its `feedq db upgrade`, or "
-                "start the newer release here, if that says that one has migrated the database"
+                f"the control database lacks something that this release needs ({said}): run `feedq db "
+                "upgrade`; if that says that a newer release has migrated the database, start the newer release "
+                "here"
             ) from error
         raise
 

@@ -353,7 +353,7 @@ def _act(
 
 def of_others(catalog: str | None) -> str:
     whose = "declared by hand" if catalog is None else f"made from catalog {catalog!r}"
-    return f"was {whose}, and is left alone"
+    return f"was {whose}, and is left unchanged"
 
 
 def no_feed(name: str) -> NotFound:

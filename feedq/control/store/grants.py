@@ -147,7 +147,7 @@ def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> li
     of_sinks = [(role, sink_role(sink.name)) for sink in sinks for role in (Role.WORKER, Role.OPERATOR)]
     whose = [*INHERITS.items(), *of_sinks]
     return _statements(
-        "Who may connect, and whose rights come on top",
+        "Who may connect, and which role has the rights of another as well",
         *(_sql("GRANT CONNECT ON DATABASE {} TO {}", database, role_name(prefix, role)) for role in Role),
         *(_sql("GRANT {} TO {}", role_name(prefix, other), role_name(prefix, role)) for role, other in whose),
     )
@@ -197,7 +197,9 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantState
         written = _sql("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}", tuple(table.split(".")), role)
         steps.append(_unless(missing, written))
         steps.append(_sequences_of(table, role))
-    about = f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes"
+    about = (
+        f"What the sink {sink.name} may do: it owns feedq's tables, and writes to the tables that feeds name"
+    )
     return _statements(about, *steps)
 
 
@@ -306,7 +308,7 @@ def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
     if SCHEMA not in existing.roles or not (existing.is_superuser or existing.user == SCHEMA):
         return []
     return _statements(
-        "Tables of a user called like the schema go on being made and found in public",
+        "Tables of a user named like the schema are still created and found in public",
         _sql("ALTER ROLE {} IN DATABASE {} SET search_path = public", SCHEMA, existing.database),
     )
 

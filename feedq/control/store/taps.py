@@ -53,7 +53,7 @@ class TapStore(Aggregate):
         """Begin to listen; returns the last part that is there already. Raises `Conflict`, `NotFound`."""
         found = call(c, "open_tap", dict[str, Any], to_feed=feed_id, listener=listener, most=LISTENERS_MAX)
         if found.get("refusal") == "full":
-            raise Conflict(f"{LISTENERS_MAX} listen to feeds already: end another `feedq feed tap` first")
+            raise Conflict(f"{LISTENERS_MAX} taps are open already: end another `feedq feed tap` first")
         if found.get("refusal") == "gone":
             raise NotFound(f"feed {feed_id} is gone, or being removed")
         record(c, EventKind.FEED_TAPPED, feed_id)
@@ -110,7 +110,7 @@ def _rows(
                 yield row
                 shown += row["event"] == "record"
                 if shown == limit:
-                    yield _end("as many records as were asked for")
+                    yield _end("the requested number of records was shown")
                     return
             if now >= began + seconds:
                 yield _end("the time limit was reached")

@@ -64,7 +64,7 @@ FIELDS = (
         "day of the week", 0, 7, 6, "0 to 7, SUN to SAT, 5L (the last Friday), MON#2 (the second Monday)"
     ),
 )
-_OTHERWISE = "*, a list such as 1,5, a rising range such as 1-5, a step such as */2, or H"
+_OTHERWISE = "*, a list such as 1,5, an ascending range such as 1-5, a step such as */2, or H"
 _HASHED = re.compile(r"H(?:\((?P<first>\d{1,4})-(?P<last>\d{1,4})\))?(?:/(?P<step>\d{1,4}))?", re.ASCII)
 _STEP = re.compile(r"/(\d+)", re.ASCII)
 _REFERENCE = datetime(2000, 1, 1)  # noqa: DTZ001 -- a time on the clock, which has no zone
@@ -180,7 +180,7 @@ def _without_hash(field: CronField, text: str, name: str) -> str:
             most = field.high - field.low + 1
             raise ValueError(
                 f"the {field.name} {text!r} is wrong: a step is from 1 to {most}; for other intervals write "
-                "every: 90m and the like in place of cron"
+                "every: 90m or the like instead of cron"
             )
     # THU and MARCH have an H as well.
     return ",".join(_hashed(field, item, name) if item.startswith("H") else item for item in text.split(","))
@@ -194,7 +194,7 @@ def _hashed(field: CronField, item: str, name: str) -> str:
     if found["first"] is not None:
         low, high = int(found["first"]), int(found["last"])
         if not field.low <= low <= high <= field.high:
-            bounds = f"its range must rise and lie within {field.low} to {field.high}"
+            bounds = f"its range must ascend and lie within {field.low} to {field.high}"
             raise ValueError(f"the {field.name} {item!r} is wrong: {bounds}")
     value = int.from_bytes(blake2b(f"{field.name}\0{name}".encode(), digest_size=8).digest(), "big")
     size = high - low + 1
@@ -220,14 +220,14 @@ def _check_alone(number: int, field: CronField, text: str) -> None:
 def _not_five(expression: str) -> str:
     """Say what is wrong with an expression that has not five fields."""
     if expression.startswith("@EVERY "):
-        return f"@every is not cron: write every: {expression[7:].lower()} in place of cron"
+        return f"@every is not cron: write every: {expression[7:].lower()} instead of cron"
     if expression.startswith("@"):
         return f"{expression.lower()!r} is not known; the names are {', '.join(NAMES)}"
     if expression.startswith(("CRON_TZ=", "TZ=")):
         return "has a time zone in it; write it as zone"
     count = len(expression.split())
     return f"has {count} fields and needs five: {', '.join(field.name for field in FIELDS)}" + (
-        "; there is none of seconds: for less than a minute write every: 30s in place of cron"
+        "; there is none for seconds: for less than a minute write every: 30s instead of cron"
         if count == 6
         else ""
     )

@@ -165,7 +165,7 @@ class Retries(Entry):
     factor: Annotated[float, Number(1, 100)] = 2.0
     """Factor by which each wait grows."""
     max: Annotated[float, Seconds()] = 600.0
-    """Longest wait."""
+    """Maximum wait."""
 
     def wait_s(self, *, attempt: int) -> float | None:
         """The seconds until the next attempt, after the ``attempt``-th (1 is the first) failed or timed out; None:
@@ -190,7 +190,7 @@ class CatchUpSpec(Entry):
     window: Annotated[float, Seconds()] = 86_400.0
     """Older ticks do not fire."""
     max: Annotated[int, Number(1, ROWS_MAX)] = 100
-    """With `all`: most ticks that fire."""
+    """With `all`: maximum number of ticks that fire."""
 
 
 class KeptHistory(Entry):
@@ -260,17 +260,17 @@ class ScheduleSpec(Entry):
     queue: Name = DEFAULT_QUEUE
     """Job queue, with its limits."""
     priority: Annotated[int, Number(-PRIORITY_MAX, PRIORITY_MAX)] = 0
-    """Runs with a higher one begin first."""
+    """Runs with a higher priority start first."""
     selector: RequiredLabels = RequiredLabels.of({})
     """Labels of the workers that may run it."""
     jitter: Annotated[float, Seconds()] = 0.0
     """Each tick fires up to this much later."""
     start_deadline: Annotated[float | None, Seconds(LIMIT_MIN_S, or_none=True)] = None
-    """A run that has not begun this long after it was due does not begin."""
+    """A run that has not started this long after it was due is not started."""
     overlap: Word[Overlap] = Overlap.SKIP
     """What happens to a tick while an earlier run has not ended."""
     buffer_max: Annotated[int, Number(1, ROWS_MAX)] = 100
-    """With `buffer_all`: most runs that wait."""
+    """With `buffer_all`: maximum number of waiting runs."""
     catch_up: CatchUpSpec = CatchUpSpec.of({})
     """Missed ticks; a word is the `policy`."""
     misfire_after: Annotated[float, Seconds()] = 60.0
@@ -282,7 +282,7 @@ class ScheduleSpec(Entry):
     keep: KeptHistory = KeptHistory.of({})
     """History to keep; a number is the `runs`."""
     paused: Flag | None = None
-    """Declares it without firing it. An existing schedule keeps its state by default."""
+    """Whether it is paused. An existing schedule keeps its state by default."""
 
     @field_validator("cron")
     @classmethod
@@ -311,19 +311,19 @@ class ScheduleSpec(Entry):
         if str(given.get("name")).startswith(BEAT_PREFIX):
             yield (
                 "name",
-                f"name: {BEAT_PREFIX}… is for entries of beat_schedule.py with feedq_once, and for nothing else; "
-                "choose another name",
+                f"name: {BEAT_PREFIX}… is reserved for entries of beat_schedule.py with feedq_once; choose "
+                "another name",
             )
         kinds = [kind for kind in TIMING_KEYS if kind in given]
         if len(kinds) != 1:
-            what = "is missing" if not kinds else f"{' and '.join(kinds)} exclude each other"
+            what = "is missing" if not kinds else f"{' and '.join(kinds)} cannot be combined"
             yield (kinds[-1] if kinds else "cron"), f"one of cron, every and at: {what}"
             return
         for key in sorted({key for keys in TIMING_KEYS.values() for key in keys} - {*TIMING_KEYS[kinds[0]]}):
             if key in given:
-                yield key, f"{key}: means nothing beside {kinds[0]}"
+                yield key, f"{key}: has no effect with {kinds[0]}"
         if kinds == ["every"] and "zone" in given and not any(key in given for key in ZONED_KEYS):
-            yield "zone", "zone: means nothing to an interval without an anchor, start, end or exclude"
+            yield "zone", "zone: has no effect on an interval without an anchor, start, end or exclude"
 
     @model_validator(mode="after")
     def _without_idle_zone(self) -> ScheduleSpec:
@@ -381,7 +381,7 @@ class Queue(Entry):
     burst: Annotated[float, Number(1, 1_000_000)] = 1.0
     """Runs that may start at once after a pause."""
     concurrency: Annotated[int | None, Number(1, CONCURRENCY_MAX)] = None
-    """Most runs at a time, on all workers."""
+    """Maximum number of runs at a time, on all workers."""
 
     @classmethod
     def conflicts(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -464,7 +464,7 @@ def secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
     """Return what is wrong with a value under these keys, if it must not be stored as it stands."""
     if any(isinstance(key, str) and is_secret(key, value) for key in keys):
         return (
-            "would be stored and shown as it stands; write a reference such as ${NAME} instead, "
+            "would be stored and shown in plain text; write a reference such as ${NAME} instead, "
             "or have the job read it from its environment"
         )
     if isinstance(value, str):

@@ -152,12 +152,12 @@ def past_ticks(spec: ScheduleSpec, begin: datetime, end: datetime, *, now: datet
     if begin >= end:
         raise InvalidInput("the end must be later than the beginning")
     if end > now:
-        raise InvalidInput("the end lies in the future, whose ticks are fired when they fall due")
+        raise InvalidInput("the end lies in the future; ticks there are fired when they fall due")
     later = ticks_after(spec, after=begin - MICROSECOND)
     ticks = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
     if len(ticks) > BACKFILL_MAX:
         raise InvalidInput(
-            f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill the time in parts"
+            f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill them in parts"
         )
     if not ticks:
         raise InvalidInput(f"schedule {spec.name!r} has no ticks from {instant(begin)} to {instant(end)}")

@@ -214,7 +214,7 @@ class MySqlSession(SqlSession):
         if len(name) > NAME_CHARACTERS_MAX:
             return f"its name is longer than {NAME_CHARACTERS_MAX} characters"
         if name.endswith(" ") or max(name, default="") > "\uffff":
-            return "its name ends with a space, or has a character that the database has not in names"
+            return "its name ends with a space, or has a character that the database does not allow in names"
         return super().name_fault(name)
 
     @classmethod
@@ -230,7 +230,7 @@ class MySqlSession(SqlSession):
         engine = next((value for option, value in options.items() if option.endswith("_engine")), "InnoDB")
         if str(engine).lower() == "innodb":
             return None
-        return f"is of the engine {engine}, and only InnoDB can take data and checkpoint in one transaction"
+        return f"uses the engine {engine}, but only InnoDB can commit data and checkpoint together"
 
     def fingerprint(self, name: TableName) -> Any:
         quote = self.connection.dialect.identifier_preparer.quote_identifier

@@ -90,7 +90,7 @@ class SqlSession(SinkSession):
         sink, parsed = f"sink {mask_url(url)}", parsed_url(url)
         scheme, _, driver = parsed.drivername.partition("+")
         if driver not in ("", cls.driver):
-            raise InvalidInput(f"{sink}: feedq speaks to it by {cls.driver} only: write {scheme}://…")
+            raise InvalidInput(f"{sink}: feedq supports only the driver {cls.driver}: write {scheme}://…")
         try:
             return create_engine(
                 parsed.set(drivername=f"{scheme}+{cls.driver}"),

@@ -55,7 +55,7 @@ class SqliteSession(SqlSession):
     def connect_args(cls, url: URL) -> dict[str, Any]:
         if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
             raise InvalidInput(
-                "a sink in memory would be another one for each session: name a file, sqlite:////path/to/file"
+                "each session would have its own database in memory: name a file, sqlite:////path/to/file"
             )
         # A sink is used by one thread at a time, though perhaps not always the same.
         return {"check_same_thread": False, "timeout": OPEN_TIMEOUT_S}

@@ -170,7 +170,7 @@ def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
     for worker in (w.worker for w in workers if has_labels(w, required)):
         if worker.target_state is not WorkerTarget.SERVING:
             uncordon = command("worker", "uncordon", worker.name)
-            return f"{sentence}; {worker.name} has, and is {worker.target_state}: `{uncordon}`"
+            return f"{sentence}; {worker.name} has, but is {worker.target_state}: `{uncordon}`"
     return f"{sentence}: start one with FEEDQ_WORKER_LABELS, or change selector.required of the feed"
 
 

@@ -193,7 +193,7 @@ def _beat(state: FleetState) -> Check:
         return warn(
             "beat",
             f"no beat leads; {last}",
-            "start one or more: celery -A feedq beat; until then workers only notice overdue reconciles",
+            "start one or more: celery -A feedq beat; until then workers only step in when a pass is overdue",
         )
     return ok("beat", f"{leader.host}:{leader.pid} leads since {leader.elected_at:%Y-%m-%d %H:%M:%SZ}")
 

@@ -234,7 +234,7 @@
       Object.entries(shown).forEach(([kind, show]) => {
         source.addEventListener(kind, (event) => source && show(JSON.parse(event.data)));
       });
-      source.addEventListener("error", () => stop("It was refused, or broke off."));
+      source.addEventListener("error", () => stop("The connection was refused or broke off."));
     });
   }
 

@@ -307,7 +307,7 @@ def schedule_from(row: Any) -> Schedule:
     except InvalidInput as error:
         raise Unreadable(
             f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
-            "feedq, or declare the whole of it anew with `feedq apply`"
+            "feedq, or declare all of it again with `feedq apply`"
         ) from error
     return Schedule(schedule_id, spec, ScheduleState(state), *rest)
 

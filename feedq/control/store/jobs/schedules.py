@@ -277,7 +277,7 @@ def _check_reason(reason: str | None) -> None:
     checked_reason(reason)
     if _ends_when_declared(reason):
         # An edit would end the pause of somebody who wants it to last.
-        raise InvalidInput(f"reason: {reason!r} is what feedq itself says; use other words")
+        raise InvalidInput(f"reason: {reason!r} is a reason that feedq itself gives; use other words")
 
 
 def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
@@ -355,7 +355,7 @@ def trigger_key(said: str) -> str:
 
 def _checked(key: str) -> str:
     if not key or len(key) > KEY_MAX or not key.isprintable():
-        raise InvalidInput(f"the key of a run must be printable, of 1 to {KEY_MAX} characters")
+        raise InvalidInput(f"the key of a run must be 1 to {KEY_MAX} printable characters")
     return key
 
 

@@ -164,7 +164,7 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     """The run has succeeded, with the commit that follows at once. Raises `RunTakenAway`."""
     if not call(c, "succeed_within", bool, session=worker_id, run=run.id, run_fence=run.fence):
         raise RunTakenAway(
-            f"run {run.id} ({run.correlation_id}): fence {run.fence} has passed; what it wrote was rolled back"
+            f"run {run.id} ({run.correlation_id}): fence {run.fence} was superseded; what it wrote was rolled back"
         )
 
 
