@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import IntEnum, auto
 from functools import partial
 from random import Random
 from traceback import format_exception
@@ -77,8 +77,8 @@ NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 logger = log(__name__)
 
 
-class Interrupt(Enum):
-    """The reason why a runner is woken from whatever it waits for."""
+class Interrupt(IntEnum):
+    """The reason why a runner is woken from whatever it waits for. Each overrides those before it."""
 
     SUSPEND = auto()
     """The lease cannot be trusted for the moment: cut the connection, wait, go on."""
@@ -130,8 +130,8 @@ class FeedRunner:
         self._after_loss = claim.after_loss
         """Whether the feed comes from a lost worker, until it has had its first turn to connect here."""
         self._interrupt: Interrupt | None = None
-        self._interrupted_at = float("-inf")
-        self._is_releasing = False
+        self._cancel_again_at = float("-inf")
+        """When the same interrupt has an effect again."""
         self._stop: Release | None = None
         """What the feed is to be released with, once it is told to stop."""
         self._task: asyncio.Task[Release | None] | None = None
@@ -165,19 +165,16 @@ class FeedRunner:
         error: str | None = None,
         blame: Loss | None = None,
     ) -> None:
-        """Wake it up for ``why``; LOST overrides STOP overrides SUSPEND. May be repeated, and may come early.
+        """Wake it up for ``why``. May be repeated, and may come early.
 
         The first stop says what the feed is released with. With the reason BACKOFF, what is not written is
         dropped: other workers reach the sink of the feed, and this one does not.
         """
-        now = self._worker.clock.monotonic()
-        if self._interrupt is not None:
-            rank = (Interrupt.SUSPEND, Interrupt.STOP, Interrupt.LOST)
-            if rank.index(why) < rank.index(self._interrupt):
-                return
-            if why is self._interrupt and (self._is_releasing or now < self._interrupted_at + CANCEL_AGAIN_S):
-                return
-        self._interrupt, self._interrupted_at = why, now
+        now, before = self._worker.clock.monotonic(), self._interrupt
+        is_again = why is before and now < self._cancel_again_at
+        if is_again or (before is not None and why < before):
+            return
+        self._interrupt, self._cancel_again_at = why, now + CANCEL_AGAIN_S
         if why is Interrupt.STOP and self._stop is None:
             self._stop = Release(*self.key, reason, error=error, blame=blame)
         if self._task is not None:
@@ -399,7 +396,7 @@ class FeedRunner:
     async def _commit_and_release(self, sink_name: str) -> Release | None:
         release = self._stop
         assert release is not None
-        self._is_releasing = True
+        self._cancel_again_at = float("inf")  # a second stop would only cut the first one short
         if release.reason is Reason.BACKOFF:
             self.progress.failures += 1
             return replace(release, attempts=self.progress.attempts)

@@ -134,7 +134,10 @@ async def test_an_interrupted_connection_is_no_failure_whatever_its_connector_sa
     assert (report.failures, report.attempts, report.error, report.stalled) == (0, 0, None, False)
 
 
-async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short() -> None:
+async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedq.worker.runner.CANCEL_AGAIN_S", 0.0)
     async with streaming(flush_interval_s=3600) as bench:
         await until(lambda: bench.path.budget.bytes > 100, "something was received")
         bench.path.tables.away = True
