@@ -19,7 +19,7 @@ help:
 	@echo 'make test     all tests, real processes and servers included (about eleven minutes)'
 	@echo 'make thorough the properties of the fast tests with ten times as many examples'
 	@echo 'make simulate 500 seeds of faults on fleets of workers; SEED=7 replays one, SECONDS=300 makes it longer'
-	@echo 'make mutants  break the code in ninety places, one at a time, and see that tests notice'
+	@echo 'make mutants  break the code in a hundred places, one at a time, and see that tests notice'
 	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'
 	@echo 'make screenshots  pictures of the pages for the docs, and of all others into build/screenshots; needs Chromium'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
