@@ -21,6 +21,7 @@ from tests.waiting import until
 LIMIT_S = 30.0
 
 HOLDER = UUID(int=7)
+ENDED = "the server has ended the session of the beat of the test before"
 
 
 def candidate(harness: Harness, *, waiters: int = 4, holder: UUID = HOLDER) -> Election:
@@ -39,7 +40,7 @@ def candidate(harness: Harness, *, waiters: int = 4, holder: UUID = HOLDER) -> E
 @pytest.fixture
 def elected(harness: Harness) -> Iterator[Election]:
     with closing(candidate(harness)) as made:
-        assert made.campaign()
+        until(made.campaign, ENDED)
         yield made
 
 
@@ -141,7 +142,7 @@ def test_a_waiter_that_is_ended_is_missed_and_replaced(
 
 def test_for_more_workers_than_waiters_it_looks(harness: Harness, closing_all: ExitStack) -> None:
     with closing(candidate(harness, waiters=1)) as election:
-        assert election.campaign()
+        until(election.campaign, ENDED)
         has_session(harness, harness.worker("a"), closing_all)
         look_until(election, awaited=True)
         second = harness.worker("b")
@@ -184,7 +185,7 @@ def test_the_waiters_of_a_frozen_beat_end_with_its_lead(
 def test_waiters_end_with_their_beat(harness: Harness, closing_all: ExitStack) -> None:
     has_session(harness, harness.worker(), closing_all)
     with closing(candidate(harness)) as election:
-        assert election.campaign()
+        until(election.campaign, ENDED)
         look_until(election, awaited=True)
         assert len(waiters(harness)) == 1
     until(lambda: not waiters(harness), "the server has noticed")

@@ -42,6 +42,7 @@ from tests.fakes.invariants import overfull_workers, problems_of_move, problems_
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
 from tests.fakes.stream import numbers
 from tests.fakes.worker import FakeWorker
+from tests.waiting import until
 
 SOURCE = {"url": "paper://source"}
 """All feeds have one source: what one cannot reach from a worker the others cannot."""
@@ -242,14 +243,14 @@ class FakeFleet:
     # -- time ----------------------------------------------------------------------------------------
 
     def run(self, seconds: float) -> None:
-        until = self.clock.monotonic() + seconds
-        while self.clock.monotonic() < until - 1e-9:
+        end = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < end - 1e-9:
             self.step()
 
     def run_until(self, condition: Callable[[], bool], *, limit_s: float) -> None:
-        until = self.clock.monotonic() + limit_s
+        end = self.clock.monotonic() + limit_s
         while not condition():
-            if self.clock.monotonic() >= until:
+            if self.clock.monotonic() >= end:
                 raise self.broken(f"still not so after {limit_s:g} s")
             self.step()
 
@@ -334,7 +335,7 @@ class FakeFleet:
             self.control.url, holder=BEAT, host="paper", pid=1, ttl_s=LEADER_TTL_S, settle_s=s.settle_s
         )
         try:
-            assert election.campaign()
+            until(election.campaign, "the server has ended the session of the beat before")
         except BaseException:
             election.close()
             raise
