@@ -1,10 +1,7 @@
 """Connectors: one file a kind, found through the entry point group ``feedq.connectors``; `base` is what they are.
 
-`blocking` runs those that are plain generators. What they are made of is in packages, from the wire to the record:
-
-* `wire`: to be connected. Options and URLs, names and addresses, TLS, sockets; texts that are filled in.
-* `records`: from bytes to records, from messages of a broker to records, and what is read out of a record: its
-  cursor, what a JSON pointer leads to, the fields of its line.
-* `protocol`: what one kind needs besides its own file, under the name of its protocol.
-* `local`: files that are followed, and child processes.
+* `reading` makes records and batches of a stream, `messages` of what a broker sends; both rest on `feedq.records`.
+* `wire` connects: options and URLs, names and addresses, TLS, sockets.
+* `blocking` runs those that are plain generators, each on a thread of its own.
+* A protocol that needs more than its own file has others named for it, such as `nats_client` or `http_polling`.
 """

@@ -88,6 +88,7 @@ _ONLY_AN_EDIT_HELPS: Final[Mapping[int, str]] = {
 }
 _ASKED_BY_GET: Final = frozenset((HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.FOUND, HTTPStatus.SEE_OTHER))
 """Redirects that are followed with GET, whatever the request was."""
+_REDIRECTS: Final = _ASKED_BY_GET | {HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT}
 _PERHAPS_FOR_NOW: Final = frozenset((403, 413))
 """With ``Retry-After`` these mean that we asked too often, or for too much, for now."""
 
@@ -132,15 +133,15 @@ class HttpRequestOptions(RequestOptions):
 class Answer:
     """The answer to a request: its head, and its content, unpacked."""
 
-    def __init__(self, response: httpx.Response, link: _Link) -> None:
-        self.status = response.status_code
-        self.headers = response.headers
+    def __init__(self, head: h11.Response, url: httpx.URL, link: _Link) -> None:
+        self.status = head.status_code
+        self.headers = httpx.Headers(head.headers.raw_items())
         self.where = link.where
         """The host that answered, perhaps behind redirects."""
-        self.url = response.request.url
+        self.url = url
         """What answered, for addresses relative to it; not for a message."""
         self._link = link
-        self._gunzip = self._unpacking()
+        self._gunzip: Gunzip | None = None
 
     @property
     def next_link(self) -> str:
@@ -203,15 +204,19 @@ class Answer:
         content.truncate()
         return content.getvalue()
 
-    def _unpacking(self) -> Gunzip | None:
+    def unpack(self) -> None:
+        """Unpack the content from here on. Raises `SourceUnavailable` if it is packed otherwise than by gzip."""
         encoding = self.headers.get("content-encoding", "").strip().lower()
-        if encoding in ("", "identity"):
-            return None
         if encoding in ("gzip", "x-gzip"):
-            return Gunzip()
-        raise SourceUnavailable(
-            f"{self.where}: answers in the content encoding {named(encoding)}, which was not requested"
-        )
+            self._gunzip = Gunzip()
+        elif encoding not in ("", "identity"):
+            raise SourceUnavailable(
+                f"{self.where}: answers in the content encoding {named(encoding)}, which was not requested"
+            )
+
+    def end(self) -> None:
+        """No more of it is wanted."""
+        self._link.end_cycle()
 
 
 class HttpClient:
@@ -237,13 +242,13 @@ class HttpClient:
             FeedMisconfigured: the request is wrong, or the source says so.
         """
         request = self._request(cursor, page=page, headers={"accept": accept, **(extra or {})})
-        response, link = await self._follow(request)
+        answer = await self._follow(request)
         try:
-            answer = Answer(response, link)
+            answer.unpack()
             self._check(answer)
             yield answer
         finally:
-            link.end_cycle()
+            answer.end()
 
     async def pause(self, seconds: float) -> None:
         """Ask nothing for this long."""
@@ -276,34 +281,32 @@ class HttpClient:
         if there in self._at_home:
             for name, value in options.request_headers(context, cursor).items():
                 sent[name.lower()] = value.encode("latin-1")  # each byte of it is one character
-        content = self._body(cursor) if options.method == "POST" else None
+        content = None
+        if options.method == "POST":
+            resumed_after = options.resumed_after(cursor)
+            content = fill_in(options.body, feed=context.feed, cursor=resumed_after, secrets=context.secrets)
         encoded = [(name.encode("ascii"), value) for name, value in sent.items()]
         return httpx.Request(options.method, url, headers=encoded, content=content)
 
-    def _body(self, cursor: JSON) -> bytes:
-        context, resumed_after = self._context, self._options.resumed_after(cursor)
-        return fill_in(self._options.body, feed=context.feed, cursor=resumed_after, secrets=context.secrets)
-
-    async def _follow(self, request: httpx.Request) -> tuple[httpx.Response, _Link]:
-        """The answer behind all redirects, and the connection that it comes on."""
+    async def _follow(self, request: httpx.Request) -> Answer:
+        """The answer behind all redirects."""
         for _ in range(REDIRECTS_MAX + 1):
-            link, response = await self._send(request)
-            if not response.has_redirect_location:
-                return response, link
-            link.end_cycle()
-            request = self._redirected(request, response, where=link.where)
+            answer = await self._send(request)
+            if answer.status not in _REDIRECTS or "location" not in answer.headers:
+                return answer
+            answer.end()
+            request = self._redirected(request, answer)
         raise SourceUnavailable(f"{self._home}: more than {REDIRECTS_MAX} redirects")
 
-    def _redirected(
-        self, request: httpx.Request, response: httpx.Response, *, where: Location
-    ) -> httpx.Request:
+    def _redirected(self, request: httpx.Request, answer: Answer) -> httpx.Request:
+        where = answer.where
         try:
-            url = request.url.join(response.headers["location"])
+            url = request.url.join(answer.headers["location"])
             there = location_of(url)
         except (httpx.InvalidURL, UnicodeError):
             raise SourceUnavailable(f"{where}: redirects to an invalid address") from None
         self._check_scheme(there, where)
-        method = "GET" if response.status_code in _ASKED_BY_GET else request.method
+        method = "GET" if answer.status in _ASKED_BY_GET else request.method
         left_out = {b"host", b"content-length"}
         if there not in self._at_home:
             left_out.update(name.lower().encode() for name in self._options.headers)
@@ -313,7 +316,7 @@ class HttpClient:
         content = request.content if method == "POST" else None
         return httpx.Request(method, url, headers=headers, content=content)
 
-    async def _send(self, request: httpx.Request) -> tuple[_Link, httpx.Response]:
+    async def _send(self, request: httpx.Request) -> Answer:
         where = location_of(request.url)
         kept, self._link = self._link, None
         if kept is not None:
@@ -326,9 +329,16 @@ class HttpClient:
                     if kept.was_heard or asyncio.get_running_loop().time() > give_up_at:
                         raise
             kept.close()
-        return await self._ask(_Link(await self._dial(where), where), request)
+        connection = await open_connection(
+            self._options,
+            self._context,
+            idle_timeout_s=self._idle_timeout_s,
+            to=where,
+            is_home=where == self._home,
+        )
+        return await self._ask(_Link(connection, where), request)
 
-    async def _ask(self, link: _Link, request: httpx.Request) -> tuple[_Link, httpx.Response]:
+    async def _ask(self, link: _Link, request: httpx.Request) -> Answer:
         timeout_s = self._options.response_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -342,7 +352,7 @@ class HttpClient:
             link.close()
             raise
         self._link = link
-        return link, httpx.Response(head.status_code, headers=head.headers.raw_items(), request=request)
+        return Answer(head, request.url, link)
 
     def _would_get_body(self, there: Location, where: Location, *, told: str) -> FeedMisconfigured:
         return FeedMisconfigured(
@@ -369,15 +379,6 @@ class HttpClient:
             raise FeedMisconfigured(
                 f"{where}: leads to {there}, without TLS; if that is intended, set source.url to it"
             )
-
-    async def _dial(self, where: Location) -> Connection:
-        return await open_connection(
-            self._options,
-            self._context,
-            idle_timeout_s=self._idle_timeout_s,
-            to=where,
-            is_home=where == self._home,
-        )
 
     # -- the answer ----------------------------------------------------------------------------------
 
