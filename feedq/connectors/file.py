@@ -113,11 +113,6 @@ class FollowedFile:
         """When something was last written to it, by the clock of the file system."""
         return os.fstat(self._fileno).st_mtime_ns
 
-    @property
-    def pending(self) -> int:
-        """Bytes that were read of a record that is not complete yet."""
-        return self.framer.pending
-
     def holds(self, position: FileCursor) -> bool:
         """Whether this is the file that a position is in, or a copy of it."""
         if os.fstat(self._fileno).st_size < position.offset:
@@ -393,7 +388,8 @@ class FileConnector:
             self._context.on_connected()
             while not self._context.stopping.is_set():
                 yield from self._read_to_end()
-                if self._is_truncated():
+                assert self._file is not None
+                if self._file.is_another():
                     self._go_on_elsewhere()
                 elif self._is_replaced():
                     yield from self._finish()
@@ -477,8 +473,8 @@ class FileConnector:
         if following is not None and following.holds(position):
             following.go_to(position.offset)
         else:
-            if self._file.pending and not self._options.end_mark:
-                self._tell_gap(f"the file ends in the middle of a record ({self._file.pending} bytes)")
+            if self._file.framer.pending and not self._options.end_mark:
+                self._tell_gap(f"the file ends in the middle of a record ({self._file.framer.pending} bytes)")
             yield from self._stream(self._file).batches(self._file.finish())
             over_since = time.monotonic()
             while following is None:
@@ -512,7 +508,7 @@ class FileConnector:
     def _check_end(self) -> None:
         """Raises `EndReached` where nothing more is wanted."""
         assert self._file is not None
-        ends_at, at = self._context.ends_at, self._file.position.offset + self._file.pending
+        ends_at, at = self._context.ends_at, self._file.position.offset + self._file.framer.pending
         if ends_at is not None and at >= ends_at:
             raise EndReached(f"{self._path}: the requested range ends at {ends_at}")
 
@@ -525,9 +521,6 @@ class FileConnector:
             follow=lambda *_: file.position.cursor,
             refuse=lambda why, _: self._options.refuse(self._path, why, file.position.cursor),
         )
-
-    def _is_truncated(self) -> bool:
-        return self._file is not None and self._file.is_another()
 
     def _is_replaced(self) -> bool:
         """Whether the path leads elsewhere, and nobody writes to the old file any more."""
@@ -565,10 +558,10 @@ class FileConnector:
     def _tell_unfinished(self, quiet_s: float) -> None:
         """Say that a record at the end of the file waits for its end; and when it no longer does."""
         assert self._file is not None
-        is_unfinished = self._file.pending > 0 and quiet_s >= UNFINISHED_S
+        is_unfinished = self._file.framer.pending > 0 and quiet_s >= UNFINISHED_S
         if is_unfinished is not self._is_unfinished:
             self._is_unfinished = is_unfinished
-            size = self._file.pending
+            size = self._file.framer.pending
             said = (
                 f"{self._path}: its last {size} bytes are an unfinished record, which lands once it has an end "
                 "mark"
