@@ -303,8 +303,8 @@ def _show_synced(found: syncing.Synced) -> None:
         warn(line)
     if found.kept:
         warn(
-            f"{found.kept:,} feeds are no longer in {found.name!r}; they stay while an entry has no name, "
-            "because it may be theirs"
+            f"{found.kept:,} feeds are no longer in {found.name!r}; they stay while some entry has no name, "
+            "because it may be one of them"
         )
     done = f"{feeds.added:,} added, {feeds.changed:,} changed, {feeds.removed:,} removed"
     click.echo(

@@ -80,14 +80,14 @@ class RedisLink:
         """
         count = _number(await self._header(b"*"))
         if count > at_most:
-            raise BrokenAnswer(f"an array of {count} elements where at most {at_most} can be")
+            raise BrokenAnswer(f"an array of {count} elements; at most {at_most} are expected")
         return max(count, 0)
 
     async def text(self, *, at_most: int) -> bytes | LeftOut:
         """The text that begins here, unless it is larger: then the stream stands before it."""
         size = _number(await self._header(b"$"))
         if size < 0:
-            raise BrokenAnswer("a nil where a text must be")
+            raise BrokenAnswer("a nil instead of a text")
         return LeftOut(size) if size > at_most else await self._take(size)
 
     async def skip(self, left_out: LeftOut) -> None:
@@ -194,5 +194,5 @@ def _number(text: bytes) -> int:
         raise BrokenAnswer("an invalid length")
     number = int(text)
     if number > TEXT_BYTES_MAX:
-        raise BrokenAnswer(f"a text or an array of {number}, at most {TEXT_BYTES_MAX} are read")
+        raise BrokenAnswer(f"a text or an array of {number}; at most {TEXT_BYTES_MAX} is read")
     return number

@@ -81,7 +81,7 @@ class BackfillEnd:
                 if kept is not None:
                     yield kept
                 if place >= self.ends_at:
-                    raise EndReached(f"all up to {show_cursor(batch.cursor)} was read")
+                    raise EndReached(f"everything up to {show_cursor(batch.cursor)} was read")
                 cursor = batch.cursor
 
 

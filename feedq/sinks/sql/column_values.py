@@ -221,7 +221,7 @@ def one_of(words: list[str]) -> Convert:
 
     def convert(value: str) -> str:
         if value not in known:
-            raise Unfit(f"{_shown(value)} is none of {', '.join(words)}"[: 4 * SHOWN_MAX])
+            raise Unfit(f"{_shown(value)} is not one of {', '.join(words)}"[: 4 * SHOWN_MAX])
         return value
 
     return convert
