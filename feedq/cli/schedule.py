@@ -93,7 +93,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     answer(invocation, found, facts, latest)
 
 
-@schedule.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
+@schedule.command("next", short_help="The next ticks, in UTC and in the schedule's zone.")
 @click.argument("names", nargs=-1, metavar="[NAME] [KEY=VALUE]...")
 @click.option("--count", type=click.IntRange(1, 1_000), default=20, help="How many.")
 @click.option("--from", "since", metavar="TIME", help="Ticks from this time on. [default: now]")

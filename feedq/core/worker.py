@@ -452,7 +452,9 @@ class WorkerCore:
                 parting.append(claim)
             else:
                 release = Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S)
-                actions += self._release(feed, release, "no slot for a feed that runs apart is free here")
+                actions += self._release(
+                    feed, release, "this worker has no free slot for a feed that runs apart"
+                )
         actions += [StartApart(parting)] if parting else []
         return actions + ([StartFeeds(starting)] if starting else [])
 

@@ -98,7 +98,7 @@ class ConnectorDriver:
             if missing <= 0:
                 return connections
             error = await self.read(count=len(self.records) + missing)
-            assert error is None or isinstance(error, SourceUnavailable), f"only an edit can mend it: {error}"
+            assert error is None or isinstance(error, SourceUnavailable), f"only an edit can fix it: {error}"
         raise AssertionError(f"{len(self.records)} of {count} records after {RECONNECTS_MAX} connections")
 
     def take(self, batch: Batch) -> None:

@@ -277,7 +277,7 @@ def _not_there(taker: str, pointers: Sequence[str], documents: Sequence[Any]) ->
     lacks = " or ".join(pointers)
     said = f"{taker}: no record has {lacks}; they have {shown}{did_you_mean(pointers[0], there)}"
     return (
-        f"{said}. Without a cursor, the source is read anew after each restart"
+        f"{said}. Without a cursor, the source is read from its beginning after each restart"
         if taker == CURSOR_OPTION
         else said
     )

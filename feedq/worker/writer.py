@@ -496,8 +496,8 @@ def _answer_of(queue: BatchQueue, batches: list[Batch], written: Written) -> Com
         return _refusal(queue, batches, FeedMisconfigured(written.unusable[key]))
     if key not in written.landed:
         lost = (
-            f"feed {feed_id} ({queue.feed}): its checkpoint in the sink is not the one that was left there under "
-            f"epoch {epoch}; it is fenced anew"
+            f"feed {feed_id} ({queue.feed}): its checkpoint in the sink has changed since it was written under "
+            f"epoch {epoch}; the feed is fenced again"
         )
         return _refusal(queue, batches, CheckpointLost(lost))
     if dead := written.dead.get(key, 0):

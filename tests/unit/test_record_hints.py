@@ -113,7 +113,7 @@ def test_a_pointer_that_finds_nothing_is_told_of_a_running_feed_until_it_does() 
         ("source.cursor", about_cursor),
         ("column amount", "column amount: no record has /amount; they have /seq"[: len(about_cursor)]),
     ]
-    assert "read anew after each restart" in str(feed.told[0][1])
+    assert "read from its beginning after each restart" in str(feed.told[0][1])
     feed.told.clear()
     feed.see(b'{"seq": 3}', b'{"amount": 1}')
     feed.see(b'{"amount": null}')

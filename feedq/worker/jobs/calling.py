@@ -142,7 +142,7 @@ def _failure(run: ClaimedRun, context: RunContext, error: BaseException) -> Fini
         return Finish(run.id, run.fence, RunState.LOST, SESSION_LOST)
     if isinstance(error, RunCancelled | JobSessionLost):
         state = RunState.TIMED_OUT if context.is_overdue else RunState.CANCELLED
-        return unsuccessful(run, state, context.why or "the job gave up by itself")
+        return unsuccessful(run, state, context.why or "the job gave up on its own")
     return unsuccessful(run, RunState.FAILED, reason_of(error))
 
 
