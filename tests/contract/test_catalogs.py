@@ -185,7 +185,7 @@ def test_one_wrong_entry_costs_one_feed(shell: Shell, catalog: Write, stored: Po
     # An entry without a name may be that of any feed.
     catalog(feed("a", weight=3), {"connector": "tcp"})
     done = shell.run("sync")
-    assert "1 feeds are no longer in 'crm'; they stay while an entry has no name" in done.stderr
+    assert "1 feeds are no longer in 'crm'; they stay while some entry has no name" in done.stderr
     assert names(stored) == ["a", "b"]
     assert stored.feeds.get("a").spec.weight == 3.0
 
