@@ -90,7 +90,7 @@ def up(
                 stack.data_dir.write_settings(stack.settings)
                 named = f'eval "$(feedq env --data-dir {shlex.quote(str(data_dir))})"; '
                 other = "feedq feed list" if data_dir == STACK_DIR else f"{named}feedq feed list"
-                stack.say(f"everything is up; for other commands here: {other}")
+                stack.say(f"everything is up; next, in another terminal: {other}")
                 pages = next(one.address for one in services if one.name == "flower")
                 shown = _shown(stack, store, pages, as_json=invocation.json)
                 with shown if with_demo else nullcontext():
