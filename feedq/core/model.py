@@ -72,7 +72,7 @@ class TargetState(StrEnum):
 
 
 class LeaseState(StrEnum):
-    """Says who has a feed: see :mod:`feedq.lease`."""
+    """Says who has a feed: see `feedq.core.lease`."""
 
     IDLE = "idle"
     ASSIGNED = "assigned"

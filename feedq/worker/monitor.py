@@ -12,8 +12,8 @@
     worker ── ticks, feed in hand, threads ──► shared file ──► monitor ── lost how, whose code ──► control database
        └────── stacks, on request and when it crashes (faulthandler) ── pipe ──┘    └── SIGKILL ──► worker
 
-It decides nothing else: leases are freed in the usual way, and what follows for the feed is for `feedq.lease` to
-say. The verdict on a stall is in the database before the worker is ended, so that nobody places the feed as if
+It decides nothing else: leases are freed in the usual way, and `feedq.core.lease` says what follows for the feed.
+The verdict on a stall is in the database before the worker is ended, so that nobody places the feed as if
 nothing had happened. It imports little until there is something to say, and ends with its worker.
 """
 

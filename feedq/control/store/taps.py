@@ -1,4 +1,4 @@
-"""Taps: who listens to the records of which feed, and what they are shown (`feedq.tap`).
+"""Taps: who listens to the records of which feed, and what they are shown (`feedq.core.tap`).
 
 A row a listener, so that a tap ends with the last one who leaves, or with the time of those who were killed. What
 is shown is kept for a minute, in a table that is not logged: no archive of changes has records of customers.
