@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, Final
@@ -106,14 +107,11 @@ class StreamPool(BasePool):
         if args and args[0] == STREAM_FEED:
             return self._stream(args, callback, accept_callback)
         lane = self._control if args and args[0] == RECONCILE else self._tasks
-        try:
-            future = lane.submit(partial(apply_target, target, args, kwargs, callback, accept_callback))
-        except RuntimeError:
-            # The pool is closing: not acknowledged, the message stays with the broker.
-            return Running()
-        running = Running(future.cancel)
-        future.add_done_callback(running.done)
-        future.add_done_callback(partial(settle, accept_callback, self.call_later))
+        running = Running()
+        running.add_done_callback(partial(settle, accept_callback, self.call_later))
+        # When the pool is closing: not acknowledged, the message stays with the broker.
+        with contextlib.suppress(RuntimeError):
+            lane.submit(partial(apply_target, target, args, kwargs, callback, accept_callback), running)
         return running
 
     def _stream(
@@ -152,27 +150,17 @@ class StreamPool(BasePool):
         return info | {"feeds": feeds, "job-slots": settings().job_slots}
 
 
-class Running:
-    """The handle by which Celery terminates a running task. Celery itself keeps a weak reference to it only:
-    whatever calls `done` keeps it until then."""
-
-    __slots__ = ("__weakref__", "cancel")
-
-    def __init__(self, cancel: Callable[[], object] | None = None) -> None:
-        self.cancel = cancel
-        """Ends the task, from any thread; None once it is over."""
-
-    def done(self, _: object = None) -> None:
-        self.cancel = None
+class Running(Future[Any]):
+    """A task on a thread, which Celery may terminate. Celery keeps only a weak reference to it: the lane keeps it
+    until it has ended."""
 
     def terminate(self, signal: Any = None) -> None:
         """A task that waits is dropped, one that runs goes on."""
-        if self.cancel is not None:
-            self.cancel()
+        self.cancel()
 
 
 class _Stream:
-    """The same of a feed, which tells Celery what becomes of its task (`TaskCallbacks`)."""
+    """The task of a feed, which tells Celery what becomes of it (`TaskCallbacks`)."""
 
     __slots__ = ("__weakref__", "_accept_callback", "_callback", "_pool", "_started", "feed_id")
 

@@ -78,9 +78,10 @@ class Lane:
         self._running = 0
         self._is_closed = False
 
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Raises `RuntimeError` when the lane is closed, or no thread can be started."""
-        future: Future[Any] = Future()
+    def submit(self, work: Callable[[], Any], future: Future[Any] | None = None) -> Future[Any]:
+        """Have this done, and ``future`` tell of it. Raises `RuntimeError` when the lane is closed, or no thread
+        can be started."""
+        future = future or Future()
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("this lane is closed")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, cast
@@ -24,7 +25,7 @@ from feedq.celery.application import STREAM_POOL, asks_for_prefork, make_app
 from feedq.celery.pool import StreamPool
 from feedq.celery.tasks import RECONCILE, STREAM_FEED
 from feedq.core.model import FeedKey
-from feedq.settings import Settings
+from feedq.settings import Settings, settings
 from feedq.worker.supervisor import Supervisor, TaskCallbacks
 from tests.waiting import until
 
@@ -150,6 +151,26 @@ def test_a_task_that_breaks_out_of_celerys_tracer_is_rejected_for_good(pool: Str
     until(lambda: request.rejected and fine.results, "both have ended")
     assert request.rejected == [False]
     assert fine.rejected == []
+
+
+def test_a_task_that_waits_is_dropped_when_it_is_terminated_and_one_that_runs_goes_on(
+    pool: StreamPool,
+) -> None:
+    began, go_on, done = list[int](), Event(), list[int]()
+
+    def job(number: int) -> None:
+        began.append(number)
+        assert go_on.wait(LIMIT_S)
+        done.append(number)
+
+    slots = settings().job_slots
+    running = [apply(pool, "job", partial(job, number)) for number in range(slots + 2)]
+    until(lambda: len(began) == slots, "all slots are taken")
+    for number in (0, slots):
+        running[number].terminate()
+    go_on.set()
+    until(lambda: not pool.is_busy, "nothing runs any more")
+    assert sorted(done) == [number for number in range(slots + 2) if number != slots]
 
 
 def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPool) -> None:
