@@ -21,6 +21,7 @@ from math import inf
 from typing import Any, Final
 
 from feedq.connectors.base import Sockets
+from feedq.connectors.wire.dialing import name_servers
 
 PATIENCE_S: Final = 20.0
 """How long a test waits for what must happen; only a failing one waits this long."""
@@ -96,6 +97,7 @@ def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutin
     """Run a test; afterwards no task, no descriptor, no thread and no unhandled error of it may remain."""
     unhandled: list[dict[str, Any]] = []
     threads = set(threading.enumerate())
+    name_servers()  # keeps its descriptors
 
     async def watched() -> None:
         before = open_descriptors()

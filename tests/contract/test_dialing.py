@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import Any
+import socketserver
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from ipaddress import ip_address
+from threading import Thread
 
+import pycares
 import pytest
 
 from feedq.connectors.base import Context
+from feedq.connectors.wire import dialing
 from feedq.connectors.wire.dialing import Dialed, dial_host
 from feedq.core.clock import SystemClock
 from feedq.core.permission import Permissions, parse_networks
@@ -19,36 +25,58 @@ from tests.contract.loopback import unanswering, until_closed
 HOST = "feeds.example"
 
 
-@pytest.fixture
-def new_event_loop() -> object:
-    """uvloop asks the resolver of the C library directly, where no test can answer."""
-    return asyncio.new_event_loop
-
-
-class NameServer:
-    """Knows one name, whose addresses may change."""
+class NameServer(socketserver.UDPServer):
+    """Knows one name, whose addresses may change; of names of the domain ``dark`` it says nothing."""
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
         self.addresses: list[str] = []
-        self.asked = 0
-
-    def getaddrinfo(self, host: str, port: int, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
-        if host != HOST:
-            return resolver(host, port, type=socket.SOCK_STREAM, flags=flags)
-        if flags & socket.AI_NUMERICHOST:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        self.asked += 1
-        return [resolver(address, port, type=socket.SOCK_STREAM)[0] for address in self.addresses]
+        self.asked: list[str] = []
 
 
-resolver = socket.getaddrinfo
+class Answer(socketserver.BaseRequestHandler):
+    server: NameServer
+
+    def handle(self) -> None:
+        data, sock = self.request
+        end = data.index(0, 12)
+        name = ".".join(label.decode() for label in labels(data[12:end]))
+        (kind,) = struct.unpack_from(">H", data, end + 1)
+        if kind == A:
+            self.server.asked.append(name)
+        if name.endswith(".dark"):
+            return
+        found = [ip_address(address) for address in self.server.addresses] if name == HOST else []
+        found = [address for address in found if kind == (A if address.version == 4 else AAAA)]
+        answers = b"".join(
+            struct.pack(">HHHIH", 0xC00C, kind, 1, 0, len(address.packed)) + address.packed
+            for address in found
+        )
+        counts = struct.pack(">HHHHH", 0x8180 if name == HOST else 0x8183, 1, len(found), 0, 0)
+        sock.sendto(data[:2] + counts + data[12 : end + 5] + answers, self.client_address)
+
+
+A, AAAA = 1, 28
+
+
+def labels(packed: bytes) -> Iterator[bytes]:
+    while packed:
+        yield packed[1 : packed[0] + 1]
+        packed = packed[packed[0] + 1 :]
 
 
 @pytest.fixture
-def names(new_event_loop: object, monkeypatch: pytest.MonkeyPatch) -> NameServer:
-    server = NameServer()
-    monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
-    return server
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
+    with NameServer() as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with closing(
+            pycares.Channel(servers=[f"127.0.0.1:{server.server_address[1]}"], timeout=0.1, tries=5)
+        ) as asking:
+            monkeypatch.setattr(dialing, "name_servers", lambda: asking)
+            yield server
+        server.shutdown()
+        thread.join()
 
 
 class Dialer:
@@ -111,9 +139,11 @@ async def test_a_host_with_no_address_that_is_permitted_fails_the_feed_and_gets_
             await dialer.dial(HOST, port)
         # To see that nothing happens takes a moment.
         await asyncio.sleep(0.05)
-    assert str(refused.value) == (
-        f"tcp://{HOST}:{port}: {HOST} is 127.0.0.1, which feeds may not connect to (FEEDQ_EGRESS_DENY)"
-    )
+    where, _, why = str(refused.value).partition(f": {HOST} is ")
+    assert where == f"tcp://{HOST}:{port}"
+    address, _, rule = why.partition(", ")
+    assert address in names.addresses
+    assert rule == "which feeds may not connect to (FEEDQ_EGRESS_DENY)"
     assert dialer.guard.seen == accepted == 0
 
 
@@ -125,7 +155,7 @@ async def test_a_name_that_comes_to_point_elsewhere_is_judged_anew(names: NameSe
         names.addresses = ["169.254.169.254"]
         with pytest.raises(FeedMisconfigured, match=r"169\.254\.169\.254, a link-local or metadata address"):
             await dialer.dial(HOST, port)
-    assert names.asked == 2
+    assert names.asked == [HOST, HOST]
 
 
 async def test_the_next_address_is_tried_when_one_refuses(names: NameServer) -> None:
@@ -144,6 +174,41 @@ async def test_an_address_that_does_not_answer_leaves_time_for_the_next(names: N
         async with serving(idle, host="127.0.0.2", port=port):
             assert await dialer.peer(HOST, port) == "127.0.0.2"
     assert dialer.guard.seen == 2
+
+
+# -- names that are not resolved -------------------------------------------------------------------------
+
+
+async def test_names_that_no_server_answers_for_keep_no_other_feed_from_connecting(names: NameServer) -> None:
+    names.addresses = ["127.0.0.1"]
+    hosts = [f"h{n}.dark" for n in range(500)]
+    async with serving(idle) as port:
+        dark = asyncio.gather(*(Dialer(timeout_s=1).peer(h, port) for h in hosts), return_exceptions=True)
+        await until(lambda: set(names.asked) >= set(hosts))
+        assert await Dialer().peer(HOST, port) == "127.0.0.1"
+        assert not dark.done()
+        (first, *_) = await dark
+    assert str(first).endswith(
+        ": h0.dark was not resolved in time (source.connect_timeout_s); does its name server answer?"
+    )
+
+
+async def test_a_name_that_there_is_not_says_so(names: NameServer) -> None:
+    with pytest.raises(SourceUnavailable, match=r"cannot be resolved \(Name or service not known\); check"):
+        await Dialer().dial("elsewhere.example", 1)
+
+
+async def test_a_name_server_that_is_silent_is_not_waited_for_without_end(names: NameServer) -> None:
+    with pytest.raises(
+        SourceUnavailable, match=r"cannot be resolved \(Timeout while contacting DNS servers\)"
+    ):
+        await Dialer(timeout_s=60).dial("h.dark", 1)
+
+
+async def test_names_of_this_machine_need_no_server(names: NameServer) -> None:
+    async with serving(idle) as port:
+        assert await Dialer().peer("localhost", port) == "127.0.0.1"
+    assert names.asked == []
 
 
 # -- what is left behind -------------------------------------------------------------------------------

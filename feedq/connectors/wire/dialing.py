@@ -7,6 +7,8 @@ Invariants:
 
 * the guard knows a socket from before it connects until after it is shut, through a descriptor of our own: it does
   not matter when the event loop or a library closes its descriptor, or whether it tells us;
+* a name server that says nothing keeps no other feed from connecting: c-ares asks without a thread, where the C
+  library would hold one of the event loop's few for up to half a minute, and could not be told to stop;
 * addresses of a host are tried one after the other, never two at once: a feed has one connection;
 * nothing here waits beyond the time it is given.
 """
@@ -17,9 +19,12 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+import pycares
 
 from feedq.connectors.base import Context, Sockets
 from feedq.core.permission import Permissions
@@ -29,6 +34,12 @@ KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
 """A peer that vanished without a word is noticed after 30 + 3 x 10 seconds, whatever the idle timeout is."""
+NAME_SERVER_S = 2.0
+NAME_SERVER_TRIES = 3
+"""Of each name server; the time doubles once all have been tried."""
+
+Addresses: TypeAlias = list[tuple[int, Any]]
+"""``(family, socket address)`` of each address, in the order to try them in."""
 
 
 class Dialed:
@@ -103,9 +114,17 @@ async def dial_host(host: str, port: int, *, where: object, context: Context, ti
 
 async def dial_until(give_up_at: float, host: str, port: int, *, where: object, context: Context) -> Dialed:
     """The same within `bounded`, whose time and errors are then those of all that is done there."""
-    addresses = permitted(await resolve(host, port), host=host, where=where, permissions=context.permissions)
-    reasons: dict[str, OSError] = {}
     loop = asyncio.get_running_loop()
+    try:
+        found = await resolve(host, port)
+    except asyncio.CancelledError:
+        if loop.time() < give_up_at:
+            raise
+        raise SourceUnavailable(
+            f"{where}: {host} was not resolved in time (source.connect_timeout_s); does its name server answer?"
+        ) from None
+    addresses = permitted(found, host=host, where=where, permissions=context.permissions)
+    reasons: dict[str, OSError] = {}
     for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
         connecting = partial(_connect, family, address, guard=context.guard)
         try:
@@ -119,21 +138,43 @@ async def dial_until(give_up_at: float, host: str, port: int, *, where: object, 
     raise SourceUnavailable(f"{where}: {'; '.join(reasons)}") from last
 
 
-async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
-    """``(family, socket address)`` of each address, in the resolver's order."""
+async def resolve(host: str, port: int) -> Addresses:
+    """Raises `OSError` where the name has no address, or no name server says."""
     try:
-        # Most sources are given by address: that needs no thread and cannot block.
+        # Most sources are given by address: that needs no name server.
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return [(family, address) for family, _, _, _, address in found]
     except socket.gaierror:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        pass
     except UnicodeError as error:
         raise socket.gaierror(socket.EAI_NONAME, "this is not a valid host name") from error
-    return [(family, address) for family, _, _, _, address in found]
+    answer: Future[pycares.AddrInfoResult] = Future()
+
+    def told(result: pycares.AddrInfoResult, code: int | None) -> None:
+        if answer.set_running_or_notify_cancel():
+            if code is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(_unresolved(code))
+
+    name_servers().getaddrinfo(host, port, type=socket.SOCK_STREAM, callback=told)
+    nodes = (await asyncio.wrap_future(answer)).nodes
+    return [(node.family, (node.addr[0].decode(), *node.addr[1:])) for node in nodes]
 
 
-def permitted(
-    addresses: list[tuple[int, Any]], *, host: str, where: object, permissions: Permissions
-) -> list[tuple[int, Any]]:
+@cache
+def name_servers() -> pycares.Channel:
+    """What asks them, for all of this process; it has a thread of its own."""
+    return pycares.Channel(timeout=NAME_SERVER_S, tries=NAME_SERVER_TRIES)
+
+
+def _unresolved(code: int) -> socket.gaierror:
+    if code in (pycares.errno.ARES_ENOTFOUND, pycares.errno.ARES_ENODATA):
+        return socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return socket.gaierror(socket.EAI_AGAIN, pycares.errno.strerror(code))
+
+
+def permitted(addresses: Addresses, *, host: str, where: object, permissions: Permissions) -> Addresses:
     """Returns the addresses that feeds may connect to. Raises `FeedMisconfigured` when there is none."""
     refusals = {address[0]: permissions.refusal(address[0]) for _, address in addresses}
     if addresses and all(refusals.values()):
