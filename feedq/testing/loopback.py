@@ -96,8 +96,8 @@ class Journal:
 def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, Any, None]) -> None:
     """Run a test; afterwards no task, no descriptor, no thread and no unhandled error of it may remain."""
     unhandled: list[dict[str, Any]] = []
+    name_servers()  # keeps its descriptors and threads
     threads = set(threading.enumerate())
-    name_servers()  # keeps its descriptors
 
     async def watched() -> None:
         before = open_descriptors()
