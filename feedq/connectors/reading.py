@@ -63,6 +63,8 @@ class PieceFramer(Protocol[Piece]):
 class RecordStream(Generic[Piece]):
     """One stream of a source, and how far it has been read."""
 
+    __slots__ = ("_clock", "_follow", "_framer", "_refuse", "cursor", "was_heard")
+
     def __init__(
         self,
         framer: PieceFramer[Piece],

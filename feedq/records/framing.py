@@ -72,6 +72,8 @@ class Framer(Protocol):
 class TailFramer(ABC):
     """A framer that keeps of the stream what no record is complete of."""
 
+    __slots__ = ("_max", "_tail", "refusal")
+
     def __init__(self, max_record_bytes: int) -> None:
         self._max = max_record_bytes
         self._tail = bytearray()
@@ -103,6 +105,8 @@ class TailFramer(ABC):
 
 class LineFramer(TailFramer):
     """Records end with LF or CRLF."""
+
+    __slots__ = ()
 
     def push(self, data: bytes | bytearray) -> Records:
         if not self._tail and 0 < data.find(LF) == len(data) - 1 <= self._max and CR not in data:

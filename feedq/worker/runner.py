@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
-from functools import partial
 from random import Random
 from traceback import format_exception
 from types import MappingProxyType
@@ -461,11 +460,14 @@ class FeedRunner:
             secrets=self._secrets,
             permissions=self._worker.permissions,
             environment=self._worker.environment,
-            note_thread=partial(self._worker.note_thread, self.key[0]),
+            note_thread=self._note_thread,
             room=pace.room(batch_queue.budget),
             ends_at=None if self._backfill_end is None else self._backfill_end.ends_at,
             memory=self._memory,
         )
+
+    def _note_thread(self) -> AbstractContextManager[None]:
+        return self._worker.note_thread(self.key[0])
 
     def _connected(self) -> None:
         if not self.progress.is_connected:

@@ -45,6 +45,8 @@ Addresses: TypeAlias = list[tuple[int, Any]]
 class Dialed:
     """A socket, and a second descriptor of it, which the guard knows and which only we close."""
 
+    __slots__ = ("_guard", "_guarded", "sock")
+
     def __init__(self, sock: socket.socket, guard: Sockets) -> None:
         self.sock = sock
         """Non-blocking; for the event loop or a library to use and to close."""
