@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import attrgetter
 
 from feedq.core.model import JSON
 
@@ -87,6 +88,14 @@ class Records:
             received_at=received_at,
             on_committed=on_committed,
         )
+
+
+_size = attrgetter("size")
+
+
+def size_of(batches: Iterable[Batch]) -> int:
+    """The bytes of all records of some batches."""
+    return sum(map(_size, batches))
 
 
 def as_lines(records: Sequence[bytes]) -> bytes:

@@ -130,7 +130,7 @@ class TransactionalSink:
         return self._do(fence)
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
-        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        assert len({write.feed_id for write in writes}) == len(writes), "a feed is twice in one group"
         if (settled := self._settle(writes)) is not None:
             return settled
         groups = by_target(writes)

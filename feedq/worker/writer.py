@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from feedq.errors import CheckpointLost, CommitUnknown, FeedMisconfigured, FeedqError, SinkUnavailable
-from feedq.records.batch import Batch
+from feedq.records.batch import Batch, size_of
 from feedq.sinks.base import FeedWrite, Sink, Written
 from feedq.telemetry import traces
 from feedq.telemetry.logs import LogEvent, log
@@ -252,7 +252,7 @@ class Writer(QueueWriter):
         room = 2 * self._flush_bytes
         for queue in self._queues:
             batches = group[queue] = queue.oldest(room)
-            room -= sum(batch.size for batch in batches)
+            room -= size_of(batches)
             if room <= 0:
                 break
         else:
@@ -322,12 +322,12 @@ class Writer(QueueWriter):
         with self._lock:
             for queue in queues:
                 del self._queues[queue]
-                self._bytes -= sum(batch.size for batch in queue.waiting)
+                self._bytes -= size_of(queue.waiting)
             self._apart.add(queues)
 
     def _forget(self, queue: BatchQueue, batches: list[Batch]) -> None:
         del queue.waiting[: len(batches)]
-        self._bytes -= sum(batch.size for batch in batches)
+        self._bytes -= size_of(batches)
         del self._queues[queue]
         if queue.waiting:
             self._queues[queue] = None  # behind the others
@@ -441,7 +441,7 @@ class ApartWriter(QueueWriter):
         with self._lock:
             feed.pause_s = 0.0
             # Behind those that are due already: there are more feeds like this one.
-            more = sum(batch.size for batch in queue.waiting[len(group[queue]) :])
+            more = size_of(queue.waiting[len(group[queue]) :])
             feed.due_at = started + self._flush_interval_s if more < feed.slice_bytes else now
             if now - started < SLICE_FAST_S:
                 feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
@@ -487,28 +487,29 @@ def _due(apart: tuple[BatchQueue, FeedApart]) -> tuple[float, float]:
 
 
 def _answer_of(queue: BatchQueue, batches: list[Batch], written: Written) -> CommitAnswer:
-    key, (feed_id, epoch) = queue.key, queue.key
-    if key in written.landed:
+    key = queue.key
+    landed = written.landed.get(key)
+    if landed is not None:
         queue.continues = written.commit_id
     if queue.broken is not None:
         return _refusal(queue, batches, queue.broken)
     if key in written.unusable:
         return _refusal(queue, batches, FeedMisconfigured(written.unusable[key]))
-    if key not in written.landed:
+    if landed is None:
         lost = (
-            f"feed {feed_id} ({queue.feed}): its checkpoint in the sink has changed since it was written under "
-            f"epoch {epoch}; the feed is fenced again"
+            f"feed {key[0]} ({queue.feed}): its checkpoint in the sink has changed since it was written under "
+            f"epoch {key[1]}; the feed is fenced again"
         )
         return _refusal(queue, batches, CheckpointLost(lost))
     if dead := written.dead.get(key, 0):
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=queue.feed, records=dead)
-    landed, reader = written.landed[key], queue.progress.event_times
+    reader = queue.progress.event_times
     if (tap := queue.progress.tap) is not None:
         tap.take(batches, refused=dead)
     return CommitAnswer(
         queue,
-        sum(batch.size for batch in batches),
+        size_of(batches),
         landed,
         dead,
         written.errors.get(key),
@@ -520,7 +521,7 @@ def _answer_of(queue: BatchQueue, batches: list[Batch], written: Written) -> Com
 
 def _refusal(queue: BatchQueue, batches: Iterable[Batch], failure: FeedqError) -> CommitAnswer:
     queue.broken = failure
-    return CommitAnswer(queue, sum(batch.size for batch in batches), failure=failure)
+    return CommitAnswer(queue, size_of(batches), failure=failure)
 
 
 def _tell(answers: list[CommitAnswer]) -> None:
