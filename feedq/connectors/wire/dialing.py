@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -205,12 +206,28 @@ async def _connect(family: int, address: Any, *, guard: Sockets) -> Dialed:
 async def dial(sock: socket.socket, address: Any) -> None:
     """Connect a socket."""
     keep_alive(sock)
-    await asyncio.get_running_loop().sock_connect(sock, address)
+    # By hand, because uvloop's `sock_connect` has a thread resolve the address first, as if it were a name.
+    try:
+        sock.connect(address)
+    except BlockingIOError:
+        await _writable(sock)
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error)) from None
     # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP then
     # connects the socket to itself, and the feed would read its own hello.
     ours = sock.getsockname()
     if ours[1] == address[1] and ours == sock.getpeername():
         raise ConnectionRefusedError
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_writer(sock, ready.set)  # which may come again before we do
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(sock)
 
 
 def keep_alive(
