@@ -109,7 +109,7 @@ class StreamPool(BasePool):
         lane = self._control if args and args[0] == RECONCILE else self._tasks
         running = Running()
         running.add_done_callback(partial(settle, accept_callback, self.call_later))
-        # When the pool is closing: not acknowledged, the message stays with the broker.
+        # While the pool closes it takes nothing: the message is not acknowledged and stays with the broker.
         with contextlib.suppress(RuntimeError):
             lane.submit(partial(apply_target, target, args, kwargs, callback, accept_callback), running)
         return running
