@@ -7,11 +7,14 @@ fixed order; waiting is for events, never for time.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
 import ssl
 import stat
 import struct
+import sys
+import termios
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -43,6 +46,12 @@ class RecordingGuard(Sockets):
     def seen(self) -> int:
         """Sockets, by however many descriptors they were watched."""
         return len(self._inodes)
+
+    @property
+    def unread_bytes(self) -> int:
+        """What the kernel holds for the caller, who has not read it: it may take tens of megabytes by itself."""
+        unread = (fcntl.ioctl(fileno, termios.FIONREAD, bytes(4)) for fileno in self.watched)
+        return max((int.from_bytes(size, sys.byteorder) for size in unread), default=0)
 
     def watch(self, fileno: int) -> None:
         self._expect(fileno not in self.watched, f"watched {fileno} twice")
