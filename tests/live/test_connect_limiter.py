@@ -38,6 +38,12 @@ class SkippingClock(SystemClock):
     def monotonic(self) -> float:
         return self.selector.now
 
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """A new loop that goes by it."""
+        made = asyncio.SelectorEventLoop(self.selector)
+        made.time = self.monotonic  # type: ignore[method-assign]
+        return made
+
 
 class Stage:
     """The limiter of one worker, and the feeds that wait for it."""
@@ -52,8 +58,7 @@ class Stage:
         burst_s: float = 0.0,
     ) -> None:
         self.clock = SkippingClock(SkippingSelector())
-        self.loop = asyncio.SelectorEventLoop(self.clock.selector)
-        self.loop.time = self.clock.monotonic  # type: ignore[method-assign]  # what a loop goes by
+        self.loop = self.clock.loop()
         self.limiter = ConnectLimiter(
             worker, hosts or {}, self.clock, failover_burst_s=burst_s, rng=Random(seed)
         )
