@@ -23,13 +23,14 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
-from typing import Any, TypeAlias
-
-import pycares
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from feedq.connectors.base import Context, Sockets
 from feedq.core.permission import Permissions
 from feedq.errors import FeedMisconfigured, SourceUnavailable
+
+if TYPE_CHECKING:
+    import pycares
 
 KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
@@ -168,10 +169,14 @@ async def resolve(host: str, port: int) -> Addresses:
 @cache
 def name_servers() -> pycares.Channel:
     """What asks them, for all of this process; it has a thread of its own."""
+    import pycares  # only now: a megabyte, which is of no use where all sources are given by address
+
     return pycares.Channel(timeout=NAME_SERVER_S, tries=NAME_SERVER_TRIES)
 
 
 def _unresolved(code: int) -> socket.gaierror:
+    import pycares
+
     if code in (pycares.errno.ARES_ENOTFOUND, pycares.errno.ARES_ENODATA):
         return socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     return socket.gaierror(socket.EAI_AGAIN, pycares.errno.strerror(code))
