@@ -20,8 +20,16 @@ from threading import Lock, Thread
 ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
 PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "chaos": (0, ("tests/chaos", "tests/scenarios", "tests/simulation")),
-    "a-o": (5, ("tests/acceptance/test_[a-o]*.py", "tests/contract/test_a*.py")),
+    "chaos": (0, ("tests/chaos",)),
+    "a-o": (
+        5,
+        (
+            "tests/acceptance/test_[a-o]*.py",
+            "tests/contract/test_a*.py",
+            "tests/scenarios",
+            "tests/simulation",
+        ),
+    ),
     "p-z": (5, ("tests/acceptance/test_[p-z]*.py", "tests/contract/test_h*.py")),
     "i-z": (10, ("tests/contract/test_[i-z]*.py",)),
     "rest": (10, ("tests/contract/test_[b-g]*.py",)),
