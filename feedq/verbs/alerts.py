@@ -28,7 +28,7 @@ from feedq.verbs.wording import counted, first_few, printable
 LOOK_S: Final = 1.0
 """How late an alert leaves, besides the pause between messages."""
 RETRY_S: Final = 5.0
-"""After the first failure; see `feedq.control.store.expectations.FAILURES_DOUBLE`."""
+"""After the first failure; it doubles with each that follows (`feedq/control/sql/expectations.sql`)."""
 
 logger = log(__name__)
 
