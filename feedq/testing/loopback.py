@@ -285,6 +285,7 @@ class Relay:
     async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(self.chunk_bytes):
             writer.write(data)
+            await writer.drain()
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(self.chunk_bytes):

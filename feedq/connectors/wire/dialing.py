@@ -122,6 +122,7 @@ async def dial_until(give_up_at: float, host: str, port: int, *, where: object, 
     try:
         found = await resolve(host, port)
     except asyncio.CancelledError:
+        # By the time-out of `bounded`, or by whoever stops the feed.
         if loop.time() < give_up_at:
             raise
         raise SourceUnavailable(
