@@ -25,11 +25,13 @@ STARTED_S = 30.0
 
 @pytest.fixture
 def stage(harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(harness, state_dir=str(tmp_path))
+    environment = uuid4().hex
     monkeypatch.setenv("FEEDQ_DATABASE_URL", harness.url)
-    monkeypatch.setenv("FEEDQ_ENVIRONMENT", made.settings.environment)
+    monkeypatch.setenv("FEEDQ_ENVIRONMENT", environment)
     monkeypatch.setenv("FEEDQ_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("FEEDQ_HEARTBEAT_S", "0.2")
+    # After these: a new variable moves the environment in memory, which a thread that connects may be reading.
+    made = Stage(harness, state_dir=str(tmp_path), environment=environment)
     yield made
     made.leave()
     made.source.close()

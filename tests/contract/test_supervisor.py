@@ -88,14 +88,21 @@ class Source:
 class Stage:
     """One supervisor, its control database, and a source."""
 
-    def __init__(self, harness: Harness, *, source: Source | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        harness: Harness,
+        *,
+        source: Source | None = None,
+        environment: str | None = None,
+        **settings: Any,
+    ) -> None:
         self.harness, self.store = harness, harness.store
         self.source = source or Source()
         self.said: list[str] = []
         self.settings = Settings(
             database_url=harness.url,
             # Checkpoints of the tests before this one are of other feeds with the same ids.
-            environment=uuid4().hex,
+            environment=environment or uuid4().hex,
             heartbeat_s=0.2,
             ttl_s=3600,
             settle_s=0,

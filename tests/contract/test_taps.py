@@ -100,10 +100,13 @@ def test_a_feed_that_is_removed_ends_its_tap(harness: Harness, monkeypatch: pyte
         taps.open(feed.id, uuid4())
 
 
-def test_records_of_a_running_feed_are_shown_on_from_worker_to_worker(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", '"seq"')
+
+
+@pytest.mark.usefixtures("secret")  # which must be there before the threads of the stage
+def test_records_of_a_running_feed_are_shown_on_from_worker_to_worker(stage: Stage) -> None:
     source = {"url": f"tcp://127.0.0.1:{stage.source.port}", "secrets": {"token": "${env:SECRET}"}}
     feed = stage.store.feeds.add(FeedSpec(name="a", connector="tcp", source=source, sink={"table": "landed"}))
     with closing(listen(stage.harness.store.taps, feed.id, seconds=60, limit=1_000)) as rows:
