@@ -3,10 +3,11 @@
 The cursor holds the id of the last entry of each stream, and reading goes on after it: every entry lands
 exactly once, and nothing is left on the server, neither a consumer group nor an acknowledgement.
 
-A stream may be trimmed faster than it is read. When its oldest entry comes after the cursor, entries between
-may be gone; nobody can tell, for ids are not consecutive. The log says so (`LogEvent.SOURCE_GAP`) and reading
-goes on: stopping would only lose more. To see it in time, the oldest entry is asked for before every XREAD,
-in the same packet.
+A stream may be trimmed faster than it is read. The log says so (`LogEvent.SOURCE_GAP`) and reading goes on,
+since stopping would only lose more. Ids are not consecutive, so entries are counted: a server says how many it
+ever added to a stream and how many are left, and once a feed has caught up it knows how many it has passed.
+Until then, and before Redis 7, an oldest entry after the cursor means that some may be gone. To see it in time,
+each stream is looked at before every XREAD, in the same packet.
 
 While the last batch of an answer waits for its consumer the next XREAD is already under way: that is all that is
 read ahead. An answer is taken entry by entry (`feedq.connectors.resp`), in batches of about
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
@@ -151,6 +153,34 @@ KEPT_ID_BYTES: Final = 64
 """Of an id, which has at most 41."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream as XINFO describes it."""
+
+    last: Id
+    """The last id that it ever had."""
+    first: Id | None
+    """The id of its oldest entry; None if it has none."""
+    length: int
+    added: int | None
+    """How many entries were ever added to it; None before Redis 7."""
+
+    @classmethod
+    def of(cls, answer: Any) -> StreamState:
+        """Raises `BrokenAnswer`."""
+        names = answer[::2] if isinstance(answer, list) else [None]
+        if not all(isinstance(name, bytes) for name in names) or len(answer) % 2:
+            raise BrokenAnswer("its answer to XINFO does not describe a stream")
+        told = dict(zip(names, answer[1::2], strict=True))
+        first = told.get(b"first-entry")
+        return cls(
+            last=_id(told.get(b"last-generated-id")),
+            first=_id(first[0]) if isinstance(first, list) and first else None,
+            length=_count(told.get(b"length")),
+            added=_count(told[b"entries-added"]) if b"entries-added" in told else None,
+        )
+
+
 class RedisConnector:
     """Makes one attempt to read a feed's source."""
 
@@ -165,6 +195,9 @@ class RedisConnector:
         self._count = min(COUNT_FIRST, options.count)
         self._positions: dict[bytes, Id] = {}
         """The id to resume after, of each stream."""
+        self._passed: dict[bytes, int | None] = {}
+        """How many entries were ever added to each stream up to that id; None if that is not known."""
+        self._descriptions = [("XINFO", "STREAM", stream) for stream in self._names]
         self._is_there = False
         """Whether any of the streams exists, as far as is known: until then the feed counts as not connected."""
         idle_ms = options.idle_timeout_s * 1000
@@ -204,7 +237,7 @@ class RedisConnector:
             if link is not None:
                 link.close()
 
-    # -- where to begin ------------------------------------------------------------------------------------
+    # -- where to read on ----------------------------------------------------------------------------------
 
     async def _log_in(self, link: RedisLink, cursor: JSON) -> None:
         """Log in, and find where to resume."""
@@ -217,21 +250,15 @@ class RedisConnector:
         if database:
             opening.append(("SELECT", database))
         name = _NO_CLIENT_NAME.sub("_", f"feedq/{self._context.environment}/{self._context.feed}")
-        link.send(
-            *opening, ("CLIENT", "SETNAME", name), *(("XINFO", "STREAM", stream) for stream in self._names)
-        )
+        link.send(*opening, ("CLIENT", "SETNAME", name), *self._descriptions)
         for _ in opening:
             await link.answer()
         # It only tells people whose connection this is; a server that does not allow it is none the worse.
         await link.answer(unless="")
         known = cursor if isinstance(cursor, dict) else {}
-        missing = []
-        for stream in self._names:
-            info = await link.answer(unless="no such key")
-            if info is None:
-                missing.append(stream.decode())
-            kept = known.get(stream.decode())
-            self._positions[stream] = self._position(stream, _pairs(info), kept)
+        kept = {stream: known.get(stream.decode()) for stream in self._names}
+        self._positions = {stream: id_of(text) for stream, text in kept.items() if isinstance(text, str)}
+        missing = await self._look(link)
         self._is_there = len(missing) < len(self._names)
         self._tell_missing(missing)
 
@@ -244,34 +271,45 @@ class RedisConnector:
             said = f"{self._location}: there was no stream {name} when the feed connected; waiting for it"
             self._context.on_notice(f"stream:{name}", said)
 
-    def _position(self, stream: bytes, info: Mapping[bytes, Any], kept: JSON) -> Id:
-        last = _id(info.get(b"last-generated-id")) if info else ZERO
-        if not isinstance(kept, str):
-            return last if self._options.start == "now" else ZERO
-        position = id_of(kept)
-        if info and last < position:
-            return self._start_over(stream, last, position)
-        if info and last > position and info.get(b"first-entry") is None:
-            self._log_gap(stream, f"everything after the cursor {kept} was trimmed or deleted")
-        return position
+    async def _look(self, link: RedisLink) -> list[str]:
+        """Take the `_descriptions` of all streams; the names of those that do not exist."""
+        missing = []
+        for stream in self._names:
+            described = await link.answer(unless="no such key")
+            if described is None:
+                missing.append(stream.decode())
+                self._positions.setdefault(stream, ZERO)
+            else:
+                self._place(stream, StreamState.of(described))
+        return missing
 
-    def _start_over(self, stream: bytes, last: Id, position: Id) -> Id:
-        """Ids only grow, unless a stream is deleted and made anew, or restored; then none might ever follow our
-        position."""
-        recreated = f"its last id {id_text(last)} is before the cursor {id_text(position)}: it was recreated"
-        self._log_gap(stream, f"{recreated}, and is read from its beginning")
-        return ZERO
+    def _place(self, stream: bytes, state: StreamState) -> None:
+        """Find where to read on in a stream, and tell what it no longer has of what comes after that."""
+        position = self._positions.setdefault(stream, state.last if self._options.start == "now" else ZERO)
+        if state.last < position:
+            # Ids only grow, unless a stream is deleted and made anew, or restored; then none might ever follow.
+            last = f"its last id {id_text(state.last)} is before the cursor {id_text(position)}"
+            self._log_gap(stream, f"{last}: it was recreated, and is read from its beginning")
+            self._positions[stream], self._passed[stream] = ZERO, None
+            return
+        if state.first is not None and state.first <= position < state.last:
+            return  # how much of it is before the position is not known
+        before, passed = self._passed.get(stream), state.added
+        if passed is not None and state.last > position:
+            passed -= state.length  # all that is left comes after the position
+        self._passed[stream] = passed
+        if before is not None and passed is not None and passed >= before:
+            if missed := passed - before:
+                many = "1 entry was" if missed == 1 else f"{missed} entries were"
+                said = (
+                    f"{many} trimmed or deleted without having been read; the cursor is {id_text(position)}"
+                )
+                self._log_gap(stream, said, missed=missed)
+        elif ZERO < position < state.last:
+            self._log_gap(stream, _perhaps_missed(position, state))
 
-    async def _look_for_new_streams(self, link: RedisLink) -> None:
-        """Start over in a stream that brings nothing because it was made anew while we read it."""
-        link.send(*(("XINFO", "STREAM", stream) for stream in self._positions))
-        for stream, position in self._positions.items():
-            info = _pairs(await link.answer(unless="no such key"))
-            if info and (last := _id(info.get(b"last-generated-id"))) < position:
-                self._positions[stream] = self._start_over(stream, last, position)
-
-    def _log_gap(self, stream: bytes, detail: str) -> None:
-        log_gap(self._context, f"{self._location} {stream.decode()}", detail)
+    def _log_gap(self, stream: bytes, detail: str, *, missed: int = 0) -> None:
+        log_gap(self._context, f"{self._location} {stream.decode()}", detail, missed=missed)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -282,16 +320,15 @@ class RedisConnector:
         }
 
     def _ask(self, link: RedisLink) -> None:
-        ids = map(id_text, self._positions.values())
+        ids = (id_text(self._positions[stream]) for stream in self._names)
         link.send(
-            *(("XRANGE", stream, "-", "+", "COUNT", 1) for stream in self._names),
+            *self._descriptions,
             ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", *self._names, *ids),
         )
 
     async def _answer(self, link: RedisLink) -> AsyncGenerator[Batch, None]:
         """What was asked for, in batches. Asks for what follows."""
-        for stream in self._names:
-            self._check_gap(stream, _oldest(await link.answer()))
+        await self._look(link)
         records: list[bytes] = []
         count = size = held = 0
         failure: FeedMisconfigured | EndReached | None = None
@@ -309,7 +346,9 @@ class RedisConnector:
         if failure is None:
             self._adapt_count(count, size)
             if not count:
-                await self._look_for_new_streams(link)
+                # A stream may bring nothing because it was made anew: do not wait for it again.
+                link.send(*self._descriptions)
+                await self._look(link)
             self._ask(link)
         if records:
             yield self._batch(records)
@@ -324,7 +363,8 @@ class RedisConnector:
             stream = await link.text(at_most=FIELD_NAME_BYTES_MAX)
             if stream not in self._positions:
                 raise BrokenAnswer("entries of a stream that was not requested")
-            for _ in range(await link.array(at_most=self._count)):
+            count = await link.array(at_most=self._count)
+            for _ in range(count):
                 await _pair(link)
                 entry_id = _id(await link.text(at_most=KEPT_ID_BYTES))
                 self._check_place(stream, entry_id)
@@ -332,6 +372,8 @@ class RedisConnector:
                 if len(record) > self._options.max_record_bytes:
                     raise oversize(self._location, self._options, size=len(record), after=self._cursor)
                 yield stream, entry_id, record
+            if (passed := self._passed.get(stream)) is not None:
+                self._passed[stream] = passed + count
 
     def _check_place(self, stream: bytes, entry_id: Id) -> None:
         if entry_id <= self._positions[stream]:
@@ -383,15 +425,6 @@ class RedisConnector:
             "smaller entries added"
         )
 
-    def _check_gap(self, stream: bytes, oldest: Id) -> None:
-        position = self._positions[stream]
-        if oldest > position > ZERO:
-            self._log_gap(
-                stream,
-                f"its oldest entry {id_text(oldest)} is after the cursor {id_text(position)}: "
-                "entries in between may have been trimmed",
-            )
-
     def _adapt_count(self, count: int, size: int) -> None:
         """Ask for as many entries as make about ``buffer_bytes``; the count grows by steps, for sizes vary."""
         if count:
@@ -420,7 +453,7 @@ class RedisConnector:
             )
         if said.startswith("NOPERM"):
             return FeedMisconfigured(
-                f"{self._location}: {said}; the user needs XREAD, XRANGE and XINFO, and all of source.streams"
+                f"{self._location}: {said}; the user needs XREAD and XINFO, and all of source.streams"
             )
         if _MISTAKE.match(said):
             return FeedMisconfigured(
@@ -437,14 +470,11 @@ def _id(text: Any) -> Id:
     return int(milliseconds), int(sequence)
 
 
-def _oldest(answer: Any) -> Id:
-    """The id of the entry in an answer to XRANGE; `ZERO` if there is none."""
-    match answer:
-        case None | []:
-            return ZERO
-        case [[entry_id, *_], *_]:
-            return _id(entry_id)
-    raise BrokenAnswer("its answer to XRANGE is not a list of entries")
+def _count(number: Any) -> int:
+    """Raises `BrokenAnswer` for what a server should not call one."""
+    if not isinstance(number, int):
+        raise BrokenAnswer("an invalid count")
+    return number
 
 
 async def _pair(link: RedisLink) -> None:
@@ -452,13 +482,14 @@ async def _pair(link: RedisLink) -> None:
         raise BrokenAnswer("a stream or an entry that is not a pair")
 
 
-def _pairs(info: Any) -> dict[Any, Any]:
-    """An answer to XINFO."""
-    if info is None:
-        return {}
-    if not isinstance(info, list) or len(info) % 2 or not all(isinstance(name, bytes) for name in info[::2]):
-        raise BrokenAnswer("its answer to XINFO does not describe a stream")
-    return dict(zip(info[::2], info[1::2], strict=True))
+def _perhaps_missed(position: Id, state: StreamState) -> str:
+    """What is told of a stream of which nothing is left up to a position."""
+    if state.first is None:
+        return f"everything after the cursor {id_text(position)} was trimmed or deleted"
+    return (
+        f"its oldest entry {id_text(state.first)} is after the cursor {id_text(position)}: "
+        "entries in between may have been trimmed"
+    )
 
 
 def _object(values: Sequence[bytes]) -> dict[str, Any]:

@@ -20,10 +20,10 @@ LINE_BYTES_MAX: Final = 4 * 1024
 TEXT_BYTES_MAX: Final = 512 * 2**20
 """No server sends a longer text, unless it is configured to."""
 DEPTH_MAX: Final = 8
-VALUES_MAX: Final = 10_000
-"""Of an answer that is read as a whole."""
-KEPT_BYTES_MAX: Final = 64 * 1024
-"""Of each text of such an answer."""
+VALUES_MAX: Final = 50_000
+"""Of an answer that is read as a whole. That to XINFO has the first and the last entry of a stream in it."""
+KEPT_BYTES_MAX: Final = 64
+"""Of each text of such an answer: names and ids are no longer."""
 _END: Final = b"\r\n"
 _INTEGER: Final = re.compile(rb":[+-]?[0-9]{1,19}")
 

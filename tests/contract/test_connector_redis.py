@@ -15,7 +15,7 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.local.valkey import Valkey
 from feedq.telemetry.logs import LogEvent
 from feedq.testing.driver import ConnectorDriver
-from feedq.testing.loopback import Relay, serving
+from feedq.testing.loopback import Relay, serving, until
 from tests.contract.erratic import SHORT_LIVES, ErraticWorker
 from tests.contract.loopback import assert_told
 
@@ -165,6 +165,29 @@ async def test_a_stream_that_is_trimmed_behind_its_reader_is_no_gap(source: Sour
         await driver.land(6)
     assert gaps(logs) == []
     assert len(driver.records) == 6
+
+
+async def test_entries_that_others_delete_are_counted_as_missed_only_if_they_were_not_read(
+    source: Source,
+) -> None:
+    driver = source.driver("a")
+    with capture_logs() as logs:
+        source.add("a", b"0")
+        async with aclosing(driver.open()) as stream:
+            await driver.pull(stream, count=1)
+            await until(lambda: source.client.info("clients")["blocked_clients"] > 0)
+            # The command that waits is answered with the first, and the second is all that the next one finds.
+            source.add("a", b"1", b"2")
+            source.client.xtrim("a", maxlen=1, approximate=False)
+            await driver.pull(stream, count=3)
+            assert gaps(logs) == []
+            await until(lambda: source.client.info("clients")["blocked_clients"] > 0)
+            source.add("a", b"3", b"missed", b"5")
+            source.client.xtrim("a", maxlen=1, approximate=False)
+            await driver.pull(stream, count=5)
+    assert driver.records == [b"0", b"1", b"2", b"3", b"5"]
+    (gap,) = gaps(logs)
+    assert gap.startswith("1 entry was trimmed or deleted without having been read")
 
 
 # -- records ---------------------------------------------------------------------------------------------------
