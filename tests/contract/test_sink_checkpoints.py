@@ -362,7 +362,7 @@ def test_changes_beside_a_busy_writer_leave_no_mix(harness: RealHarness) -> None
     for _ in range(8):
         feed.rewind(back)
     stop.set()
-    thread.join(PATIENCE_S)
+    thread.join(6 * PATIENCE_S)  # it has two hundred transactions to commit
     assert (thread.is_alive(), failed) == (False, [])
     found = [seq for (seq,) in harness.query("SELECT seq FROM orders ORDER BY seq")]
     assert found == list(range(1, found[-1] + 1))
