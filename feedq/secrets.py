@@ -66,6 +66,12 @@ def check_secret_name(name: str) -> None:
         raise ValueError(f"{name!r} cannot name a secret: use letters, digits and underscores")
 
 
+def secret_files(secrets: Mapping[str, str]) -> list[str]:
+    """The files that references name."""
+    matches = map(_REFERENCE.fullmatch, secrets.values())
+    return [match["file"] for match in matches if match is not None and match["file"]]
+
+
 def resolve_secrets(
     secrets: Mapping[str, str], *, tenant: str = "", permissions: Permissions = DEFAULT
 ) -> dict[str, str]:

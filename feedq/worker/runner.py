@@ -21,12 +21,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
+from functools import partial
 from random import Random
 from traceback import format_exception
 from types import MappingProxyType
 
 from feedq.connectors.base import Connector, Context, Sockets, load_connector, tell_if_unanswered
 from feedq.connectors.blocking import open_stream
+from feedq.connectors.local_files import FILES
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import Clock
 from feedq.core.expectations import Expectation, Expectations
@@ -45,7 +47,7 @@ from feedq.errors import (
     SourceUnavailable,
 )
 from feedq.records.batch import Batch
-from feedq.secrets import Masker, resolve_secrets
+from feedq.secrets import Masker, resolve_secrets, secret_files
 from feedq.sinks.base import (
     Fenced,
     FenceRequest,
@@ -166,9 +168,12 @@ class FeedRunner:
     ) -> None:
         """Wake it up for ``why``. May be repeated, and may come early.
 
-        The first stop says what the feed is released with. With the reason BACKOFF, what is not written is
-        dropped: other workers reach the sink of the feed, and this one does not.
+        The first stop says what the feed is released with; only ``blame`` is added to it later. With the reason
+        BACKOFF, what is not written is dropped: other workers reach the sink of the feed, and this one does not.
         """
+        if blame is not None and self._stop is not None:
+            # Without it, the feed would grow again on the next worker.
+            self._stop = replace(self._stop, blame=blame)
         now, before = self._worker.clock.monotonic(), self._interrupt
         is_again = why is before and now < self._cancel_again_at
         if is_again or (before is not None and why < before):
@@ -267,12 +272,9 @@ class FeedRunner:
         return None
 
     async def _resolve_secrets(self, what: Declared) -> None:
-        self._secrets = await asyncio.to_thread(
-            resolve_secrets,
-            what.options.secrets,
-            tenant=self._tenant,
-            permissions=self._worker.permissions,
-        )
+        secrets = what.options.secrets
+        resolve = partial(resolve_secrets, secrets, tenant=self._tenant, permissions=self._worker.permissions)
+        self._secrets = await FILES.read(secret_files(secrets), resolve)
         self.progress.masker = await asyncio.to_thread(Masker, self._secrets.values())
 
     def _open_stream(
@@ -402,7 +404,7 @@ class FeedRunner:
         self._worker.sinks.flush_now(sink_name)
         with self._until_interrupted():
             await self._await_commits()
-            return release
+            return self._stop
         # Lost while it was being released; or the loop is going down, which releases nothing either.
         return None
 

@@ -12,6 +12,7 @@ import pytest
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
+from feedq.core.loss import Loss
 from feedq.core.model import JSON, Reason
 from feedq.errors import SourceSilent
 from feedq.records.batch import Batch, Records
@@ -66,6 +67,19 @@ async def test_an_interrupt_that_comes_before_the_runner_has_begun_is_heeded(why
         release = await bench.end()
     assert bench.source.hellos == [], "it connected in spite of the interrupt"
     assert (release and release.reason) == (Reason.PAUSED if why is Interrupt.STOP else None)
+
+
+async def test_a_feed_that_is_blamed_while_it_stops_is_released_with_the_blame() -> None:
+    blame = Loss("memory", "the worker used 90 MiB of 100", 1, is_certain=True)
+    async with streaming(flush_interval_s=3600) as bench:
+        await until(lambda: bench.path.budget.bytes > 100, "something was received")
+        bench.path.tables.away = True
+        bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+        await until(lambda: bench.source.open == 0, "it waits for its last commit")
+        bench.runner.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED, error=blame.said, blame=blame)
+        bench.path.tables.away = False
+        release = await bench.released()
+    assert (release.reason, release.blame) == (Reason.PAUSED, blame)
 
 
 async def test_an_interrupt_between_the_start_of_the_task_and_its_first_step_is_heeded() -> None:

@@ -19,9 +19,11 @@ import asyncio
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from feedq.connectors.base import Context, Room
+from feedq.connectors.local_files import FILES
 from feedq.connectors.wire.dialing import Dialed, bounded, dial_until, explain
 from feedq.connectors.wire.remote import Location, RemoteOptions, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
@@ -305,8 +307,9 @@ async def _tls_arguments(
     options: RemoteOptions, endpoint: Location, *, is_home: bool = True
 ) -> dict[str, Any]:
     files = options.tls_files if is_home else replace(options.tls_files, cert_file=None, key_file=None)
+    paths = filter(None, (files.ca_file, files.cert_file, files.key_file))
     return {
-        "ssl": await asyncio.to_thread(client_context, files),
+        "ssl": await FILES.read(paths, partial(client_context, files)),
         "server_hostname": (options.server_name if is_home else None) or endpoint.host,
         "ssl_handshake_timeout": options.connect_timeout_s,
     }
