@@ -147,23 +147,16 @@ class Endpoint:
             arguments = verb.parse(_given(verb, in_path, request))
             if registry.STREAM_TYPE in request.headers.get("accept", "") and not verb.is_stream:
                 return Answer(200, self._streamed(verb, arguments, request), STREAM_HEADERS)
-            found = verb.call(self._at_of(request), arguments)
+            found = verb.call(replace(self.at, caller=request.caller), arguments)
             return Answer(200, _items(found), STREAM_HEADERS) if verb.is_stream else _answered(found)
         except Exception as error:  # noqa: BLE001 -- whatever it is, it becomes an answer, and a bug is logged
             return problem_answer(self._problem(request, error))
 
-    def _at_of(self, request: Request, **more: Any) -> registry.At:
-        hid = partial(self._refuse, request, HTTPStatus.NOT_FOUND)
-        return replace(self.at, caller=request.caller, hid=hid, **more)
-
     def _problem(self, request: Request, error: Exception) -> Problem:
         problem = problem_of(error)
-        if isinstance(error, Forbidden):
-            self._refuse(request, problem.status)
+        if isinstance(error, Forbidden) or isinstance(error.__cause__, Forbidden):
+            self.refused(f"{request.method} {registry.PREFIX}{request.path}", problem.status)
         return problem
-
-    def _refuse(self, request: Request, status: int) -> None:
-        self.refused(f"{request.method} {registry.PREFIX}{request.path}", status)
 
     def _found(self, method: str, path: str) -> tuple[registry.Verb, dict[str, str]]:
         methods = []
@@ -194,7 +187,8 @@ class Endpoint:
 
         def do() -> None:
             try:
-                events.put(_event(registry.ANSWER, verb.call(self._at_of(request, told=tell), arguments)))
+                at = replace(self.at, caller=request.caller, told=tell)
+                events.put(_event(registry.ANSWER, verb.call(at, arguments)))
             except Exception as error:  # noqa: BLE001 -- as in `answer`
                 events.put(_event(registry.PROBLEM, self._problem(request, error)))
             finally:

@@ -45,7 +45,7 @@ from feedq.core.moments import YEARS
 from feedq.core.roles import AccessRole, Caller
 from feedq.core.selection import Selection
 from feedq.core.values import NAME_MAX, Entry, did_you_mean, shown_path
-from feedq.errors import InvalidInput, NotFound
+from feedq.errors import Forbidden, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from feedq.control.store.postgresql import PostgresStore
@@ -168,17 +168,15 @@ class At:
     caller: Caller
     open_sink: OpenSink
     told: Told = lambda done, total: None
-    hid: Callable[[], object] = lambda: None
-    """Called when another tenant's feed was asked for; the answer is that there is no such feed."""
 
     def feed(self, name: str) -> Feed:
-        """The feed of that name, even while it is being removed. Raises `NotFound`, also for another tenant's."""
+        """The feed of that name, even while it is being removed. Raises `NotFound`, and for another tenant's feed
+        the same error, caused by `Forbidden`."""
         found = self.store.feeds.get(name)
         if not self.caller.sees(found.spec.tenant):
             from feedq.control.store.feeds import no_feed  # loads SQLAlchemy, which a command may do without
 
-            self.hid()
-            raise no_feed(name)
+            raise no_feed(name) from Forbidden(f"feed {name!r} is another tenant's")
         return found
 
     def own_feed(self, name: str, expected: str | None = None) -> Feed:
