@@ -5,15 +5,14 @@ A feed that cannot be changed does not hold up the others. A server that is unav
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from feedq.control.store.postgresql import PostgresStore
-from feedq.core.model import ChosenFeed, FeedView, Reason, Worker, WorkerState, WorkerView
+from feedq.core.model import ChosenFeed, Worker, WorkerState, WorkerView
 from feedq.core.placement import placing
 from feedq.core.placement.base import EligibleWorker, FeedToPlace, Rules
 from feedq.core.remedies import command
@@ -23,7 +22,9 @@ from feedq.verbs.diagnosis.fleet_checks import serves
 from feedq.verbs.registry import Told
 from feedq.verbs.wording import pairs
 
-TOGETHER_MAX = 500
+ALWAYS: Final = datetime.max.replace(tzinfo=UTC)
+"""Later than any worker began: none is too new to be avoided."""
+TOGETHER_MAX: Final = 500
 """Changes of one transaction: their rows stay locked until it ends, which passes of reconcile wait for."""
 
 T = TypeVar("T")
@@ -83,9 +84,10 @@ def move(
     the worker takes no feeds."""
     if to is not None and not serves(to):
         raise Conflict(f"worker {to.worker.name!r} takes no feeds: {_why_closed(to.worker)}")
-    workers = store.workers.views()
-    targets, refused = _targets(store, chosen, workers, settings.rules, to=to)
-    by_id = {view.worker.id: view for view in workers}
+    capped = {feed.tenant for feed in chosen if settings.rules.cap_of(feed.tenant) is not None}
+    by_id = {view.worker.id: view for view in (store.workers.views() if to is None else (to,))}
+    workers = [worker for worker in store.workers.eligible(capped) if worker.worker_id in by_id]
+    targets = _targets(chosen, workers, settings.rules, to=to)
 
     def go(feeds: Sequence[ChosenFeed]) -> list[WorkerView | FeedqError]:
         there = [(feed.name, targets[feed.id]) for feed in feeds]
@@ -93,67 +95,26 @@ def move(
         return [refusal or by_id[target] for refusal, (_, target) in zip(refusals, there, strict=True)]
 
     found = each([feed for feed in chosen if feed.id in targets], go, told=told)
-    return [*found, *((feed, refused[feed.id]) for feed in chosen if feed.id in refused)]
+    return [*found, *((feed, _no_place(feed, workers)) for feed in chosen if feed.id not in targets)]
 
 
 def _targets(
-    store: PostgresStore,
-    chosen: Sequence[ChosenFeed],
-    workers: Sequence[WorkerView],
-    rules: Rules,
-    *,
-    to: WorkerView | None,
-) -> tuple[dict[int, UUID], dict[int, Conflict]]:
-    """The worker that each feed goes to, by the id of the feed, and why the others go nowhere."""
+    chosen: Sequence[ChosenFeed], workers: Sequence[EligibleWorker], rules: Rules, *, to: WorkerView | None
+) -> dict[int, UUID]:
+    """The worker that each feed goes to, by the id of the feed; those that have no place elsewhere are missing."""
     targets: dict[int, UUID] = {}
-    refused: dict[int, Conflict] = {}
-    tenants = {feed.tenant for feed in chosen}
-    capped = [tenant for tenant in tenants if rules.cap_of(tenant) is not None]
-    held = [view for tenant in capped for view in store.feeds.views(tenant=tenant)]
-    for owner in {feed.worker for feed in chosen}:
-        group = {feed.id: feed for feed in chosen if feed.worker == owner}
-        if to is not None and to.worker.name == owner:
-            targets |= dict.fromkeys(group, to.worker.id)  # it need not have room for another one
-            continue
-        given = Counter(targets.values())
-        others = [
-            _candidate(w, held=held, given=given[w.worker.id])
-            for w in workers
-            if serves(w) and (w.worker.name != owner if to is None else w.worker.id == to.worker.id)
-        ]
-        decision = placing.place(
-            [
-                FeedToPlace(feed_id, tenant=feed.tenant, selector=feed.selector)
-                for feed_id, feed in group.items()
-            ],
-            others,
-            now=datetime.now(UTC),
-            rules=replace(rules, settle_s=0.0),
-        )
-        targets |= dict(decision.assignments)
-        for feed_id, reason in decision.unplaced:
-            refused[feed_id] = _no_place(group[feed_id], reason, others)
-    return targets, refused
-
-
-def _candidate(view: WorkerView, *, held: Sequence[FeedView], given: int) -> EligibleWorker:
-    """A worker as placement sees it, with the ``given`` feeds that it was just given. ``held`` are all feeds of
-    tenants with a cap."""
-    worker = view.worker
-    feeds = view.leases + view.promised + given
-    theirs = (v for v in held if (v.lease.promised_to or v.lease.worker_id) == worker.id)
-    return EligibleWorker(
-        worker.id,
-        worker.name,
-        worker.queue,
-        worker.capacity,
-        feeds,
-        float(feeds),
-        worker.started_at,
-        worker.labels,
-        Counter(v.feed.spec.tenant for v in theirs),
-        frozenset(map(str.lower, worker.load.sinks_down)),
-    )
+    waiting = []
+    for feed in chosen:
+        if to is not None and to.worker.name == feed.worker:
+            targets[feed.id] = to.worker.id  # it need not have room for another one
+        else:
+            owner = () if feed.worker is None else ((feed.worker, ALWAYS),)
+            waiting.append(FeedToPlace(feed.id, tenant=feed.tenant, selector=feed.selector, avoid=owner))
+    decision = placing.place(waiting, workers, now=ALWAYS, rules=replace(rules, settle_s=0.0))
+    owners = {feed.id: feed.worker for feed in chosen}
+    names = {worker.worker_id: worker.name for worker in workers}
+    # One for which there is no other place would stay.
+    return targets | {id_: target for id_, target in decision.assignments if names[target] != owners[id_]}
 
 
 def _why_closed(worker: Worker) -> str:
@@ -164,11 +125,12 @@ def _why_closed(worker: Worker) -> str:
     return f"it is {worker.target_state}; `{command('worker', 'uncordon', worker.name)}` lets it serve again"
 
 
-def _no_place(feed: ChosenFeed, reason: Reason, others: Sequence[EligibleWorker]) -> Conflict:
+def _no_place(feed: ChosenFeed, workers: Sequence[EligibleWorker]) -> Conflict:
+    others, required = [w for w in workers if w.name != feed.worker], feed.selector.required
     if not others:
         why = "no other worker serves: start one, or feedq worker uncordon NAME"
-    elif reason is Reason.NO_MATCH:
-        why = f"no worker that it may go to has {pairs(feed.selector.required)}, which it requires"
+    elif not any(required.items() <= worker.labels.items() for worker in others):
+        why = f"no worker that it may go to has {pairs(required)}, which it requires"
     else:
         why = "every worker that it may go to is full, or at the cap of its tenant"
     return Conflict(f"feed {feed.name!r} cannot be moved: {why}")

@@ -630,13 +630,12 @@ CREATE FUNCTION feedq_1.lags(w feedq.worker) RETURNS boolean LANGUAGE sql VOLATI
     SELECT w.loop_lag_s > 1 OR (feedq.clock() - w.heartbeat_at) * 3 > (w.expires_at - w.heartbeat_at) * 2
 $body$;
 
--- Workers that may be given feeds; each with how many it has of these tenants, promised ones included.
-CREATE FUNCTION feedq_1.candidates(of_tenants text[]) RETURNS json LANGUAGE plpgsql AS $body$
+-- Workers that may be given feeds; each with how many it has of these tenants, promised ones included. Writes nothing.
+CREATE FUNCTION feedq_1.eligible_workers(of_tenants text[]) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     by_worker jsonb := '{}';
     found json;
 BEGIN
-    PERFORM feedq_1.fold_held();
     IF cardinality(of_tenants) > 0 THEN
         SELECT coalesce(jsonb_object_agg(place, tenants), '{}') INTO by_worker FROM (
             SELECT place, jsonb_object_agg(tenant, feeds) AS tenants FROM (
@@ -657,6 +656,13 @@ BEGIN
     -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
     WHERE feedq_1.is_serving(w) AND w.capacity > 0;
     RETURN coalesce(found, '[]');
+END $body$;
+
+-- The same for a pass, which takes in first what has changed.
+CREATE FUNCTION feedq_1.candidates(of_tenants text[]) RETURNS json LANGUAGE plpgsql AS $body$
+BEGIN
+    PERFORM feedq_1.fold_held();
+    RETURN feedq_1.eligible_workers(of_tenants);
 END $body$;
 
 -- What is on its way already: how many idle feeds are `held` for the successor of their worker; how many were asked to move

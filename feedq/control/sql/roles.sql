@@ -23,8 +23,8 @@ SELECT role, unnest(functions) AS function FROM (VALUES
     ('flower', '{lock_schedule, put_schedule, make_runs, cancel_runs, cancel_run, promote_behind, open_tap, listen,
         close_tap, record}'),
     -- Declares feeds, schedules and queues, gives out tokens, and cordons and drains workers.
-    ('operator', '{add_feeds, edit_feeds, act_on_feeds, change_cursor, move_feeds, dead_letters_gone, begin_backfill,
-        cancel_backfill, add_schedule, remove_schedule, put_queue, remove_queue,
+    ('operator', '{add_feeds, edit_feeds, act_on_feeds, change_cursor, eligible_workers, move_feeds,
+        dead_letters_gone, begin_backfill, cancel_backfill, add_schedule, remove_schedule, put_queue, remove_queue,
         add_token, remove_token, set_target, free}')
 ) listed (role, functions);
 

@@ -22,6 +22,7 @@ from feedq.core.model import (
     WorkerTarget,
     WorkerView,
 )
+from feedq.core.placement.base import EligibleWorker
 from feedq.core.values import storable
 from feedq.errors import LeaseLost
 
@@ -103,6 +104,11 @@ class Workers(Aggregate):
             WHERE %(gone)s OR w.state <> 'gone' AND w.queue <> '' ORDER BY w.name, w.started_at) found
         """
         return read_documents(c.execute(sql, {"gone": gone}), WorkerView)
+
+    @in_statement
+    def eligible(self, c: Connection, tenants: Collection[str]) -> list[EligibleWorker]:
+        """Workers that may be given feeds, as placement sees them; with their feeds of these tenants."""
+        return call(c, "eligible_workers", list[EligibleWorker], of_tenants=list(tenants))
 
     @in_statement
     def report_loss(self, c: Connection, worker_id: UUID, loss: Loss, *, has_ended: bool = False) -> bool:
