@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -521,8 +522,8 @@ class WebQueries:
         self.endpoint = Endpoint.of(self.store, settings)
         self.calls = Calls()
         self.reads = Calls(timeout_s=READ_TIMEOUT_S)
-        self._known: dict[Hashable, asyncio.Future[Any]] = {}
-        """Answers that are kept, and those still to come, by their questions."""
+        self._known: dict[Hashable, tuple[asyncio.Future[Any], float]] = {}
+        """Answers that are kept, and those still to come, by their questions; each with when it will be old."""
 
     def at(self, caller: Caller) -> At:
         """Where verbs act for a caller."""
@@ -542,30 +543,27 @@ class WebQueries:
 
     async def read(self, question: Hashable, job: Callable[[], T]) -> T:
         """Returns what ``job`` finds, or has found lately for the same question. Raises as `Calls.call`."""
-        known = self._known.get(question) or self._begin(question, job)
+        known, old_at = self._known.get(question, (None, 0.0))
+        if known is None or asyncio.get_running_loop().time() >= old_at:
+            known = self._begin(question, job)
         # Shielded: whoever gives up waiting does not take the answer from the others.
         answer: T = await asyncio.shield(known)
         return answer
 
     def _begin(self, question: Hashable, job: Callable[[], Any]) -> asyncio.Future[Any]:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        begun = self._known[question] = asyncio.ensure_future(self.reads.call(job))
-        if len(self._known) > ANSWERS_MAX:
-            del self._known[next(iter(self._known))]
-
-        def forget() -> None:
-            if self._known.get(question) is begun:
-                del self._known[question]
+        now = asyncio.get_running_loop().time
+        began, begun = now(), asyncio.ensure_future(self.reads.call(job))
 
         def keep(_: asyncio.Future[Any]) -> None:
-            failed = begun.cancelled() or begun.exception() is not None
-            kept_s = 0.0 if failed else max(KEPT_S, KEPT_TIMES * (loop.time() - began))
-            if kept_s:
-                loop.call_later(kept_s, forget)
-            else:
-                forget()
+            if self._known.get(question, (None,))[0] is begun:
+                failed = begun.cancelled() or begun.exception() is not None
+                kept_s = 0.0 if failed else max(KEPT_S, KEPT_TIMES * (now() - began))
+                self._known[question] = begun, now() + kept_s
 
+        self._known.pop(question, None)  # the oldest go first
+        self._known[question] = begun, inf
+        if len(self._known) > ANSWERS_MAX:
+            del self._known[next(iter(self._known))]
         begun.add_done_callback(keep)
         return begun
 

@@ -12,7 +12,7 @@ import secrets
 import select
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from queue import Empty
 from typing import Any
@@ -182,40 +182,31 @@ EVICTION = "broker eviction"
 
 def check_broker(url: str) -> Iterator[Check]:
     """All checks of the broker; if it cannot be reached, the first one says so and is the last."""
-    reached = _reachable(url)
-    yield reached
-    if reached.advice:
-        return
-    yield _messages(url)
-    if is_redis(url):
-        yield _redis(url)
-
-
-def _reachable(url: str) -> Check:
-    try:
-        with _broker(url) as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0, timeout=TIMEOUT_S)
-    except Exception as error:  # noqa: BLE001  # whatever a transport raises, the broker is not reachable
-        return unreachable("broker", url, error, setting="FEEDQ_BROKER_URL")
-    return ok("broker", mask_url(url))
-
-
-def _broker(url: str) -> Any:
-    """A connection that waits for its server no longer than `TIMEOUT_S` at a time."""
-    return Connection(url, connect_timeout=TIMEOUT_S, transport_options=bounded_options(url, TIMEOUT_S))
-
-
-def _messages(url: str) -> Check:
-    """Send one message, and take it back."""
-    with _broker(url) as connection:
+    with ExitStack() as opened:
         try:
-            _there_and_back(connection)
-        except (*connection.connection_errors, *connection.channel_errors, KombuError, Empty) as error:
-            return fail(
-                "messages",
-                f"a JSON message did not come back: {mask_url(driver_text(error))}",
-                "check that the broker's user may declare, write and read queues",
-            )
+            bounded = bounded_options(url, TIMEOUT_S)
+            connection = Connection(url, connect_timeout=TIMEOUT_S, transport_options=bounded)
+            opened.enter_context(connection)
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  # whatever a transport raises, the broker is not reachable
+            yield unreachable("broker", url, error, setting="FEEDQ_BROKER_URL")
+            return
+        yield ok("broker", mask_url(url))
+        yield _messages(connection)
+        if is_redis(url):
+            yield _redis(connection)
+
+
+def _messages(connection: Connection) -> Check:
+    """Send one message, and take it back."""
+    try:
+        _there_and_back(connection)
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, Empty) as error:
+        return fail(
+            "messages",
+            f"a JSON message did not come back: {mask_url(driver_text(error))}",
+            "check that the broker's user may declare, write and read queues",
+        )
     return ok("messages", "a JSON message came back")
 
 
@@ -235,12 +226,10 @@ def _there_and_back(connection: Any) -> None:
         queue.queue.delete()
 
 
-def _redis(url: str) -> Check:
+def _redis(connection: Any) -> Check:
     """A broker that evicts keys loses queues. What a restart loses does no harm: reconcile sends it again."""
     try:
-        with _broker(url) as connection:
-            found = connection.default_channel.client.config_get("maxmemory*")
-            config = {str(key): str(value) for key, value in found.items()}
+        config = connection.default_channel.client.config_get("maxmemory*")
     except (redis.RedisError, KombuError) as error:
         return not_checked(
             EVICTION,
@@ -248,18 +237,15 @@ def _redis(url: str) -> Check:
             "let the user of FEEDQ_BROKER_URL run CONFIG GET, or check in the broker's configuration that "
             "maxmemory-policy is noeviction",
         )
-    return _eviction(config)
-
-
-def _eviction(config: dict[str, str]) -> Check:
-    policy = config.get("maxmemory-policy", "noeviction")
-    if config.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
+    policy = str(config.get("maxmemory-policy", "noeviction"))
+    limit = str(config.get("maxmemory", 0))
+    if limit != "0" and policy.startswith("allkeys"):
         return warn(
             EVICTION,
             f"maxmemory-policy {policy} discards queues when memory runs low",
             "CONFIG SET maxmemory-policy noeviction",
         )
-    return ok(EVICTION, f"maxmemory {config.get('maxmemory', '0')}, policy {policy}")
+    return ok(EVICTION, f"maxmemory {limit}, policy {policy}")
 
 
 # -- the sinks -----------------------------------------------------------------------------------------
