@@ -36,8 +36,7 @@ PASSES_IN_A_ROW = 10
 EDITS_PER_PASS = 1_000
 """Bounds a pass after a bulk edit; what is left over wakes the next pass."""
 PLACEMENTS_PER_PASS = 10_000
-"""New feeds that a pass takes in, and feeds that it places: after a cold start or the loss of many workers it
-keeps its rows locked for a second at most."""
+"""Bounds a pass after a cold start or the loss of many workers: it keeps its rows locked for a second at most."""
 SWEEP_INTERVAL_S = 60.0
 """How often history is trimmed and feeds are weighed anew."""
 MOVABLE_PER_PASS = 20_000
@@ -180,10 +179,10 @@ def _pass(fleet: Fleet, settings: Settings, *, fast_path_limit: int, placing_onl
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=SWEEP_INTERVAL_S):
             p.sweep()
-        stock = p.take_stock(new=PLACEMENTS_PER_PASS, edits=EDITS_PER_PASS)
+        stock = p.take_stock(edits=EDITS_PER_PASS)
         report.reaped, report.overdue = stock.reaped, len(stock.silent)
-        report.edits = stock.accepted + len(stock.dirty)
-        report.more = stock.accepted == PLACEMENTS_PER_PASS or len(stock.dirty) == EDITS_PER_PASS
+        report.edits = len(stock.dirty)
+        report.more = report.edits == EDITS_PER_PASS
         if stock.dirty:
             edits = [(feed.id, lease.on_edit(feed, its_lease)) for feed, its_lease in stock.dirty]
             p.apply_edits(edits, stop_within_s=stop_within_s)

@@ -106,7 +106,7 @@ WAITING = ("claim", "release", "report", "free", "lock_dirty", "lock_workers")
 
 def stock_of(p: ReconcilePass) -> Stock:
     """All that a pass finds to do."""
-    return p.take_stock(new=1000, edits=1000)
+    return p.take_stock(edits=1000)
 
 
 class Harness:

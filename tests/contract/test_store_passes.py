@@ -116,29 +116,22 @@ def test_dirty_feeds_come_with_their_leases_by_id_and_limited(harness: Harness) 
     for feed in feeds:
         harness.store.feeds.set_target(feed.name, TargetState.PAUSED)
     with harness.in_a_pass() as p:
-        found = p.take_stock(new=3, edits=3).dirty
+        found = p.take_stock(edits=3).dirty
         assert [(feed.id, lease.feed_id) for feed, lease in found] == [(f.id, f.id) for f in feeds[:3]]
         p.apply_edits([(feed.id, Edit(None)) for feed, _ in found], stop_within_s=30)
-        assert [feed.id for feed, _ in p.take_stock(new=3, edits=3).dirty] == [feeds[3].id]
+        assert [feed.id for feed, _ in p.take_stock(edits=3).dirty] == [feeds[3].id]
 
 
-def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harness) -> None:
-    worker = harness.worker()
-    running, idle = harness.feed("running"), harness.feed("idle")
-    harness.run(running, worker)
-    failed = harness.feed("failed")
-    key = harness.run(failed, worker)
-    harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)])
-    for touched in (running, failed, idle, *(harness.feed(n) for n in ("new", "paused", "removed"))):
-        harness.store.feeds.restart(touched.name)
-    harness.store.feeds.set_target("paused", TargetState.PAUSED)
-    harness.store.feeds.remove("removed")
+def test_what_waits_for_a_place_still_waits_when_it_is_restarted(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.store.feeds.restart(feed.name)
     with harness.in_a_pass() as p:
-        assert p.take_stock(new=2, edits=0).accepted == 1
-        stock = stock_of(p)
-    assert stock.accepted == 1
-    left = {feed.name for feed, _ in stock.dirty}
-    assert left == {"running", "failed", "paused", "removed"}
+        assert [feed.id for feed, _ in stock_of(p).dirty] == [feed.id]
+    harness.absorb_edits()
+    assert harness.lease(feed).reason is Reason.NEW
+    with harness.in_a_pass() as p:
+        assert not stock_of(p).dirty
+        assert [one.feed_id for one in p.waiting(limit=9)] == [feed.id]
 
 
 def test_edits_of_each_kind_are_performed(harness: Harness) -> None:

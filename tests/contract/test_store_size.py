@@ -12,11 +12,13 @@ import psycopg2
 import pytest
 
 from feedq.control.store import passes
+from feedq.control.store.feeds import FeedChange
 from feedq.control.store.worker_session import WorkerSession
 from feedq.core.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.core.placement.base import Transfer
+from feedq.telemetry.event_names import EventKind
 from tests.asking import send_heartbeat
-from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress, stock_of
+from tests.contract.harness import STOP_WITHIN_S, TTL_S, WAIT_FOR_ROWS_S, Harness, progress, spec, stock_of
 from tests.contract.test_store_races import WAIT_S
 from tests.waiting import rounds_for
 
@@ -120,7 +122,7 @@ def test_plans_for_one_feed_are_not_kept_for_thousands(stale: Harness) -> None:
         """What it takes to place so many feeds and to free them."""
         began = used_s()
         with h.in_a_pass() as p:
-            p.take_stock(new=FEEDS, edits=FEEDS)
+            p.take_stock(edits=FEEDS)
             waiting = p.waiting(limit=FEEDS)
             assert len(p.assign([(one.feed_id, worker.id) for one in waiting])) == feeds
             assert p.expire_workers([worker.id]) == feeds
@@ -131,11 +133,9 @@ def test_plans_for_one_feed_are_not_kept_for_thousands(stale: Harness) -> None:
 
     for _ in range(10):  # after five, PL/pgSQL would keep a plan for good
         place_s(1)
-    h.execute(
-        "INSERT INTO feedq.feed (name, connector, source, sink) "
-        "SELECT 'f' || n, 'tcp', '{}', '{}' FROM generate_series(1, %s) n",
-        FEEDS - 1,
-    )
+    for first in range(1, FEEDS, 500):
+        specs = [spec(f"f{n}") for n in range(first, min(first + 500, FEEDS))]
+        h.store.feeds.change([FeedChange(EventKind.FEED_ADDED, one.name, one) for one in specs])
     taken_in_s = place_s(FEEDS)
     h.execute("ANALYZE feedq.feed, feedq.lease, feedq.progress")
     # As the square of their number it would take a hundred times as long.

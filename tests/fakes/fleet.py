@@ -143,7 +143,7 @@ class FakeFleet:
         ids = {name: worker.worker.id for name, worker in self.workers.items() if worker.worker}
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
-            dirty = p.take_stock(new=len(hands), edits=len(hands)).dirty
+            dirty = p.take_stock(edits=len(hands)).dirty
             edits = [(feed.id, on_edit(feed, lease)) for feed, lease in dirty]
             p.apply_edits(edits, stop_within_s=self.settings.handoff_timeout_s)
             dealt = p.assign([(feed_id, ids[name]) for feed_id, name in hands.items()])

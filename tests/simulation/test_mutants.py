@@ -181,7 +181,7 @@ IN_STATEMENTS = {
         "RETURN [-feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone')-]{+0+};",
         0,
     ),
-    "revoked before it is placed": ("state = 'stopping',[- promised_to = held.target,-]", 0),
+    "revoked before it is placed": ("[-promised_to = coalesce(held.target, l.promised_to),-]", 0),
     "a promise is not counted": ("coalesce(n.feeds, 0)[- + coalesce(s.feeds, 0)-], 0) AS feeds", 65),
     "waited for without end": ("WHERE [-state = 'stopping' AND due_at <= feedq.clock()-]{+false+} ORDER", 0),
     "assigned under the epoch that it had": ("state = 'assigned', epoch = l.epoch[- + 1-],", 0),

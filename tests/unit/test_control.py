@@ -150,7 +150,7 @@ def test_why_feeds_wait_is_written_once_and_counted(
     assert run(store)[0].unplaced == {}
 
 
-def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_beside_it(
+def test_what_was_edited_is_looked_at_over_several_passes(
     store: SteppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_feeds(store, 5)
@@ -158,11 +158,9 @@ def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_besid
     for view in store.feeds.views():
         store.feeds.restart(view.feed.name)
     store.feeds.set_target("f0", TargetState.PAUSED)
-    monkeypatch.setattr(control, "PLACEMENTS_PER_PASS", 2)
     monkeypatch.setattr(control, "EDITS_PER_PASS", 2)
     passes = [run(store)[0] for _ in range(3)]
-    # Of the first two one is paused, so that two edits are looked for: that one, and the third.
-    assert [(p.edits, p.more) for p in passes] == [(3, True), (2, True), (0, False)]
+    assert [(p.edits, p.more) for p in passes] == [(2, True), (2, True), (1, False)]
     assert store.control.observe("SELECT id FROM feedq.feed WHERE dirty") == []
 
 

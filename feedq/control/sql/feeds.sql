@@ -36,26 +36,31 @@ $body$;
 
 -- Inserts the feeds whose names are free, each with its lease: that says all that a pass needs to know, so that a pass
 -- has nothing to do.
+--
+-- Once many have come, the planner looks at their tables again, for all sessions. A plan that was made for a few feeds,
+-- and kept, compares each of thousands with each other one; autovacuum notices, but up to a minute later.
 CREATE FUNCTION feedq_1.insert_feeds(declared json, of_catalog text) RETURNS SETOF feedq.feed
 LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
+DECLARE
+    added int;
 BEGIN
     RETURN QUERY WITH inserted AS (
         INSERT INTO feedq.feed (name, tenant, connector, source, sink, labels, selector, weight, process,
             target_state, initial_cursor, expect, catalog, parent, backfill, dirty)
         SELECT name, tenant, connector, source, sink, labels, selector, weight, process,
             target_state, initial_cursor, expect, of_catalog, parent, backfill, false
-        FROM json_to_recordset(declared) AS given (
-            name text, tenant text, connector text, source jsonb, sink json, labels jsonb, selector jsonb,
-            weight float8, process text, target_state text, initial_cursor jsonb, expect jsonb, parent bigint,
-            backfill jsonb)
-        ORDER BY name
+        FROM json_populate_recordset(NULL::feedq.feed, declared) ORDER BY name
         ON CONFLICT (name) WHERE removed_at IS NULL DO NOTHING RETURNING *
     ), leased AS (
         INSERT INTO feedq.lease (feed_id, reason)
         SELECT id, CASE target_state WHEN 'paused' THEN 'paused' ELSE 'new' END FROM inserted
     )
     SELECT * FROM inserted;
+    GET DIAGNOSTICS added = ROW_COUNT;
+    IF added > greatest(50, (SELECT reltuples FROM pg_class WHERE oid = 'feedq.lease'::regclass) / 10) THEN
+        ANALYZE (SKIP_LOCKED) feedq.feed, feedq.lease, feedq.progress;
+    END IF;
 END $body$;
 
 -- Declares feeds that there are not yet. A name that is in use is refused as taken.
@@ -186,7 +191,7 @@ BEGIN
         NULL, of_tenant, told);
 END $body$;
 
--- Promises feeds to workers. An owner is asked to release its feed (`transfer`); one that has not claimed it yet finds
+-- Promises feeds to workers. An owner is asked to release its feed (`ask_to_stop`); one that has not claimed it yet finds
 -- nothing to claim: the message that is out becomes stale. Whether the worker may have the feed is for the caller to
 -- say; should it not take feeds by then, the feed goes anywhere.
 --
@@ -243,7 +248,7 @@ BEGIN
             FILTER (WHERE refusal IS NULL AND state = 'running')
     INTO outcomes, running FROM judged;
     IF running IS NOT NULL THEN
-        PERFORM feedq_1.transfer(running, stop_within_s);
+        PERFORM feedq_1.ask_to_stop(running, stop_within_s);
     END IF;
     PERFORM pg_notify('feedq_wake', '');
     RETURN outcomes;

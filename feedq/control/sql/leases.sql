@@ -419,22 +419,25 @@ EXCEPTION WHEN lock_not_available THEN
         SELECT feed_id FROM feedq.lease WHERE worker_id = ANY (owners) AND state = ANY (states))));
 END $body$;
 
--- running -> stopping: asks owners to let go of feeds, each of which has a place already. Answers with how many were
--- asked.
+-- running -> stopping: asks owners to let go of feeds, each for a `reason`. Answers with how many were asked.
 --
--- One statement says that the feed is to be released, where it goes (promised_to) and until when its owner is waited
--- for (due_at). Killed before it, nothing has happened. Killed after it, the owner lets go or is reaped, and any
--- later pass assigns the feed: to the worker it was promised to, if that still takes feeds, else anywhere. Nothing has
--- to be remembered outside the row.
+-- One statement says that the feed is to be released, where it goes if it has a place already (promised_to), and until
+-- when its owner is waited for (due_at). Killed before it, nothing has happened. Killed after it, the owner lets go or is
+-- reaped, and any later pass assigns the feed: to the worker it was promised to, if that still takes feeds, else
+-- anywhere. Nothing has to be remembered outside the row.
 --
--- What somebody has locked can move with another pass: this one may hold what they wait for.
-CREATE FUNCTION feedq_1.transfer(transfers json, stop_within_s float8) RETURNS int
+-- A feed with a `target` moves there, if its `source` still has it. One that is to be `apart` goes on in quarantine, and
+-- one that is not any more among all others.
+--
+-- What somebody has locked can stop with another pass: this one may hold what they wait for.
+CREATE FUNCTION feedq_1.ask_to_stop(feeds json, stop_within_s float8) RETURNS int
 LANGUAGE plpgsql AS $body$
 DECLARE
     owners uuid[];
 BEGIN
     WITH given AS (
-        SELECT * FROM json_to_recordset(transfers) AS given (feed_id bigint, source uuid, target uuid)
+        SELECT * FROM json_to_recordset(feeds) AS given (
+            feed_id bigint, reason text, source uuid, target uuid, apart boolean)
         ORDER BY feed_id
     ), locked AS (
         SELECT given.*, l.worker_id, l.state FROM given CROSS JOIN LATERAL (
@@ -442,19 +445,23 @@ BEGIN
         ) l
     ), held AS (
         SELECT locked.*, s.target_state, w.name AS target_name FROM locked
-        JOIN feedq.worker s ON s.id = locked.source
-        JOIN feedq.worker w ON w.id = locked.target
-        WHERE locked.worker_id = locked.source AND locked.state = 'running' AND s.state <> 'gone'
+        JOIN feedq.worker s ON s.id = locked.worker_id
+        LEFT JOIN feedq.worker w ON w.id = locked.target
+        WHERE locked.state = 'running' AND (locked.target IS NULL
+            OR locked.worker_id = locked.source AND s.state <> 'gone' AND w.id IS NOT NULL)
     ), asked AS (
         UPDATE feedq.lease l SET
-            state = 'stopping', promised_to = held.target, moved_at = feedq.clock(),
-            reason = CASE WHEN held.target_state = 'drained' THEN 'drained' ELSE 'moved' END,
+            state = 'stopping', quarantined = coalesce(held.apart, l.quarantined),
+            promised_to = coalesce(held.target, l.promised_to),
+            moved_at = CASE WHEN held.target IS NULL THEN l.moved_at ELSE feedq.clock() END,
+            reason = coalesce(held.reason, CASE held.target_state WHEN 'drained' THEN 'drained' ELSE 'moved' END),
             due_at = feedq.clock() + make_interval(secs => stop_within_s)
         FROM held WHERE l.feed_id = held.feed_id
-        RETURNING l.feed_id, l.epoch, l.worker_id, l.reason, held.target_name
+        RETURNING l.feed_id, l.epoch, l.worker_id, l.reason, held.target_name, held.apart
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT 'stop_requested', feed_id, worker_id, epoch, jsonb_build_object('reason', reason, 'to', target_name)
+        SELECT CASE WHEN apart = false THEN 'feed_pardoned' ELSE 'stop_requested' END, feed_id, worker_id, epoch,
+            jsonb_strip_nulls(jsonb_build_object('reason', reason, 'to', target_name))
         FROM asked
     )
     SELECT array_agg(worker_id) INTO owners FROM asked;

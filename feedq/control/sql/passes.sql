@@ -119,15 +119,6 @@ BEGIN
     RETURN feedq_1.free(workers, '{assigned,running,stopping}', 'worker_gone');
 END $body$;
 
--- Ends the session of a process that is known to have ended, and says how it was lost, if it was (`report_loss`): what it
--- held is free before anybody is blamed. Answers with whether that was news.
-CREATE FUNCTION feedq_1.bury(session uuid, said text, detail jsonb, culprit bigint, is_certain boolean)
-RETURNS boolean LANGUAGE plpgsql AS $body$
-BEGIN
-    PERFORM feedq_1.expire(ARRAY[session]);
-    RETURN feedq_1.report_loss(session, said, detail, culprit, is_certain);
-END $body$;
-
 -- Withdraws assignments that were not claimed in time: back to idle, to be placed anew. Answers with the worker of each.
 -- What is locked is being claimed this very moment.
 CREATE FUNCTION feedq_1.withdraw_overdue(most int) RETURNS json LANGUAGE plpgsql AS $body$
@@ -154,11 +145,8 @@ BEGIN
 END $body$;
 
 -- Writes the end of each backfill that has landed all it was begun for into the history of its feed, and forgets it, in
--- one statement. Answers with how many.
-CREATE FUNCTION feedq_1.end_backfills() RETURNS int LANGUAGE plpgsql AS $body$
-DECLARE
-    ended int;
-BEGIN
+-- one statement.
+CREATE FUNCTION feedq_1.end_backfills() RETURNS void LANGUAGE sql AS $body$
     WITH ended AS (
         SELECT f.id, f.parent, f.backfill, p.records_total, p.dead_letters_total,
             round(extract(epoch FROM feedq.clock() - f.created_at)::numeric, 3) AS took_s
@@ -171,10 +159,8 @@ BEGIN
             'records', records_total, 'dead_letters', dead_letters_total, 'took_s', took_s)
         FROM ended
     )
-    DELETE FROM feedq.feed f USING ended WHERE f.id = ended.id;
-    GET DIAGNOSTICS ended = ROW_COUNT;
-    RETURN ended;
-END $body$;
+    DELETE FROM feedq.feed f USING ended WHERE f.id = ended.id
+$body$;
 
 -- Leases of feeds in quarantine that run, in it or still among others; but for those that change hands this moment.
 CREATE FUNCTION feedq_1.quarantined() RETURNS json LANGUAGE plpgsql AS $body$
@@ -189,64 +175,12 @@ BEGIN
     RETURN (SELECT json_agg(lease ORDER BY id) FROM feedq_1.feed_status WHERE id = ANY (locked));
 END $body$;
 
--- Asks owners to stop these feeds. Those that are to be `apart` go on in quarantine, the others among all others.
-CREATE FUNCTION feedq_1.part(feeds json, stop_within_s float8) RETURNS int LANGUAGE plpgsql AS $body$
-DECLARE
-    owners uuid[];
-BEGIN
-    WITH given AS (
-        SELECT * FROM json_to_recordset(feeds) AS given (feed_id bigint, apart boolean)
-    ), asked AS (
-        UPDATE feedq.lease l SET
-            state = 'stopping', reason = CASE WHEN given.apart THEN 'quarantined' ELSE 'released' END,
-            quarantined = given.apart, due_at = feedq.clock() + make_interval(secs => stop_within_s)
-        FROM given WHERE l.feed_id = given.feed_id AND l.state = 'running'
-        RETURNING l.feed_id, l.worker_id, l.epoch, l.reason, l.quarantined
-    ), history AS (
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT CASE WHEN quarantined THEN 'stop_requested' ELSE 'feed_pardoned' END,
-            feed_id, worker_id, epoch, jsonb_build_object('reason', reason)
-        FROM asked
-    )
-    SELECT array_agg(worker_id) INTO owners FROM asked;
-    PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
-    RETURN coalesce(cardinality(owners), 0);
-END $body$;
-
 -- What people have changed --------------------------------------------------------------------------------------------
 
 -- The first feeds that somebody has touched.
 CREATE FUNCTION feedq_1.first_dirty(most int) RETURNS bigint[] LANGUAGE sql STABLE AS $body$
     SELECT ARRAY(SELECT id FROM feedq.feed WHERE dirty ORDER BY id LIMIT most)
 $body$;
-
--- Has the planner look at the tables of feeds again once many have come, in all sessions. A plan that was made for a few
--- feeds, and kept, compares each of thousands with each other one; autovacuum notices, but up to a minute later.
-CREATE FUNCTION feedq_1.tell_planner(added int) RETURNS void LANGUAGE plpgsql AS $body$
-BEGIN
-    IF added > greatest(50, (SELECT reltuples FROM pg_class WHERE oid = 'feedq.lease'::regclass) / 10) THEN
-        ANALYZE (SKIP_LOCKED) feedq.feed, feedq.lease, feedq.progress;
-    END IF;
-END $body$;
-
--- Makes the lease rows that are missing of dirty feeds, and marks those clean that need a place and nothing else, such
--- as new ones. Answers with how many are clean now.
---
--- No lock on the lease: only a pass makes anything else of an idle one, and passes are one at a time.
-CREATE FUNCTION feedq_1.accept_new(most int, cleared text[]) RETURNS int LANGUAGE plpgsql AS $body$
-DECLARE
-    first constant bigint[] := feedq_1.first_dirty(most);
-    accepted int;
-BEGIN
-    INSERT INTO feedq.lease (feed_id) SELECT unnest(first) ORDER BY 1 ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS accepted = ROW_COUNT;
-    PERFORM feedq_1.tell_planner(added => accepted);
-    UPDATE feedq.feed f SET dirty = false
-    WHERE f.id = ANY (first) AND f.dirty AND f.removed_at IS NULL AND f.target_state = 'running'
-        AND (SELECT l.state = 'idle' AND l.reason <> ALL (cleared) FROM feedq.lease l WHERE l.feed_id = f.id);
-    GET DIAGNOSTICS accepted = ROW_COUNT;
-    RETURN accepted;
-END $body$;
 
 -- Waits for the leases of feeds that somebody has touched, but for nobody who has one locked for longer. It comes before
 -- everything else that a pass locks, all of which passes over what is locked: a pass that waited with leases in its hands
@@ -281,29 +215,22 @@ BEGIN
 END $body$;
 
 -- Does what needs no decision, and answers with what it did and with what somebody is to decide, in one call: nearly
--- always there is nothing. Of each kind at most so many.
---
--- A pass full of new feeds leaves edits to the next: those of older feeds have come before them.
-CREATE FUNCTION feedq_1.take_stock(most_new int, most_edits int, most_overdue int, cleared text[]) RETURNS json
-LANGUAGE plpgsql AS $body$
+-- always there is nothing. Of edits, and of assignments that are overdue, at most so many.
+CREATE FUNCTION feedq_1.take_stock(most_edits int, most_overdue int) RETURNS json LANGUAGE plpgsql AS $body$
 DECLARE
     has_locked constant boolean := feedq_1.lock_dirty(most_edits);
     reaped constant int := feedq_1.reap();
-    backfills constant int := feedq_1.end_backfills();
     silent constant json := feedq_1.withdraw_overdue(most_overdue);
-    accepted constant int := feedq_1.accept_new(most_new, cleared);
 BEGIN
+    PERFORM feedq_1.end_backfills();
     RETURN json_build_object(
-        'reaped', reaped, 'backfills', backfills, 'silent', silent, 'accepted', accepted,
-        'quarantined', feedq_1.quarantined(),
-        'dirty', CASE WHEN accepted < most_new THEN feedq_1.dirty(most_edits) ELSE '[]' END);
+        'reaped', reaped, 'silent', silent,
+        'quarantined', feedq_1.quarantined(), 'dirty', feedq_1.dirty(most_edits));
 END $body$;
 
 -- Carries out what was decided about feeds that somebody touched, and marks them clean. Of each: `move` (withdraw,
 -- ask_to_stop, purge, or none, which leaves its lease but for the `reason`).
 CREATE FUNCTION feedq_1.apply_edits(edits json, stop_within_s float8) RETURNS boolean LANGUAGE plpgsql AS $body$
-DECLARE
-    owners uuid[];
 BEGIN
     UPDATE feedq.feed SET dirty = false
     WHERE id IN (SELECT feed_id FROM json_to_recordset(edits) AS given (feed_id bigint));
@@ -314,25 +241,14 @@ BEGIN
         state = 'idle', worker_id = NULL, reason = given.reason, due_at = NULL, moved_at = NULL
     FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
     WHERE l.feed_id = given.feed_id AND given.move = 'withdraw' AND l.state = 'assigned';
-    WITH given AS (
-        SELECT given.*, l.state FROM json_to_recordset(edits) AS given (feed_id bigint, move text, reason text)
-        JOIN feedq.lease l USING (feed_id) WHERE move = 'ask_to_stop' ORDER BY feed_id FOR UPDATE OF l
-    ), asked AS (
-        UPDATE feedq.lease l SET state = 'stopping', reason = given.reason
-        FROM given WHERE l.feed_id = given.feed_id AND given.state = 'running'
-        RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
-    ), history AS (
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT 'stop_requested', feed_id, worker_id, epoch, jsonb_build_object('reason', reason) FROM asked
-    )
-    SELECT array_agg(DISTINCT worker_id) INTO owners FROM asked;
+    PERFORM feedq_1.ask_to_stop((SELECT json_agg(given) FROM json_to_recordset(edits) AS given
+        (feed_id bigint, move text, reason text) WHERE move = 'ask_to_stop'), stop_within_s);
     -- An owner is waited for only so long where the feed goes on elsewhere: the next owner fences it off. What is paused
     -- or removed has no next owner, and nobody calls it idle while the one that it has may still land.
     UPDATE feedq.lease l SET due_at = CASE WHEN f.target_state = 'running' AND f.removed_at IS NULL
         THEN coalesce(l.due_at, feedq.clock() + make_interval(secs => stop_within_s)) END
     FROM json_to_recordset(edits) AS given (feed_id bigint) JOIN feedq.feed f ON f.id = given.feed_id
     WHERE l.feed_id = given.feed_id AND l.state = 'stopping';
-    PERFORM pg_notify('feedq_worker_' || lock_key, 'feeds') FROM feedq.worker WHERE id = ANY (owners);
     DELETE FROM feedq.feed WHERE id IN (
         SELECT feed_id FROM json_to_recordset(edits) AS given (feed_id bigint, move text) WHERE move = 'purge');
     RETURN true;
@@ -369,23 +285,16 @@ END $body$;
 
 -- Of the feeds that were found to have no place, the first ones after this id.
 --
--- Each branch reads a small index of its own, here and below. The feed is looked up by nothing but its id: with the other
--- conditions beside it, a planner that takes the table for empty would rather read one of its partial indexes as a whole.
+-- It reads a small index of its own, as each branch below does. The feed is looked up by nothing but its id: with the
+-- other conditions beside it, a planner that takes the table for empty would rather read one of its partial indexes as a
+-- whole.
 CREATE FUNCTION feedq_1.unplaced(after bigint, upto bigint, most int) RETURNS bigint[] LANGUAGE plpgsql AS $body$
 BEGIN
-    RETURN ARRAY(SELECT feed_id FROM (
-        (SELECT l.feed_id FROM feedq.lease l
-            WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason = 'no_capacity'
-                AND l.feed_id > after AND l.feed_id <= upto
-                AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
-            ORDER BY l.feed_id LIMIT most)
-        UNION ALL
-        (SELECT l.feed_id FROM feedq.lease l
-            WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason = 'no_match'
-                AND l.feed_id > after AND l.feed_id <= upto
-                AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
-            ORDER BY l.feed_id LIMIT most)
-    ) found ORDER BY feed_id LIMIT most);
+    RETURN ARRAY(SELECT l.feed_id FROM feedq.lease l
+        WHERE l.state = 'idle' AND l.due_at IS NULL AND l.reason IN ('no_capacity', 'no_match')
+            AND l.feed_id > after AND l.feed_id <= upto
+            AND (SELECT removed_at IS NULL AND target_state = 'running' FROM feedq.feed WHERE id = l.feed_id)
+        ORDER BY l.feed_id LIMIT most);
 END $body$;
 
 -- Whom a feed gets its records from, as far as its declaration tells: where one fails others may.
@@ -606,6 +515,10 @@ END $body$;
 -- counts for the worker that it is promised to, and no longer for the one that is releasing it.
 CREATE VIEW feedq_1.counted AS
     SELECT w.id AS worker_id,
+        -- What it holds at this moment, and what is promised to it.
+        (coalesce(h.feeds, 0) + coalesce(n.feeds, 0))::int AS held,
+        coalesce(h.weight, 0) + coalesce(n.weight, 0) AS held_weight,
+        coalesce(s.promised, 0)::int AS promised,
         greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
         greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
     FROM feedq.worker w
@@ -614,7 +527,8 @@ CREATE VIEW feedq_1.counted AS
         SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
     ) n ON n.worker_id = w.id
     LEFT JOIN (
-        SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM (
+        SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight, count(*) FILTER (WHERE feeds > 0) AS promised
+        FROM (
             SELECT promised_to AS worker_id, 1 AS feeds, weight FROM feedq.lease
             WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping')
             UNION ALL

@@ -10,10 +10,10 @@ SELECT role, unnest(functions) AS function FROM (VALUES
     ('reader', '{chosen_feeds, job_session, knows, landed, search_feeds, worker_json}'::text[]),
     -- Runs feeds and jobs, and makes passes when no beat does. It declares nothing: no feed, no schedule, no run.
     ('worker', '{
-        register, trust_locks, heartbeat, drain, leave, bury, report_loss,
+        register, trust_locks, heartbeat, drain, leave, report_loss,
         claim, hand_over, release, report, free, blame, show_landed,
-        begin_pass, expire, take_stock, part, apply_edits, waiting, candidates, assign, explain, moving, movable,
-        transfer, weigh, trim_history, forget, end_pass,
+        begin_pass, expire, take_stock, ask_to_stop, apply_edits, waiting, candidates, assign, explain, moving, movable,
+        weigh, trim_history, forget, end_pass,
         scan_due, lock_due, fire, claim_runs, succeed, finish, succeed_within, has_succeeded, reject, take_over,
         expire_runs, promote_behind, promote_stranded, trim_runs, trim_kept}'),
     -- Is elected, watches over workers and expectations, and keeps the schedules behind entries of beat_schedule.py.

@@ -39,19 +39,12 @@ $body$;
 
 -- Locks rows in their order. Waits for a statement that has one of them, but not for a person who has one open and has
 -- gone to lunch: then it answers with false and holds none. Whoever calls it goes on with SKIP LOCKED.
-CREATE FUNCTION feedq_1.lock_runs(schedules bigint[], runs bigint[]) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
-BEGIN
-    PERFORM FROM feedq.schedule WHERE id = ANY (schedules) ORDER BY id FOR NO KEY UPDATE;
-    PERFORM FROM feedq.run WHERE id = ANY (runs) ORDER BY id FOR UPDATE;
-    RETURN true;
-EXCEPTION WHEN lock_not_available THEN
-    RETURN false;
-END $body$;
-CREATE FUNCTION feedq_1.lock_queues(queues text[]) RETURNS boolean
+CREATE FUNCTION feedq_1.lock_runs(schedules bigint[], runs bigint[], queues text[] DEFAULT '{}') RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '200ms' AS $body$
 BEGIN
     PERFORM FROM feedq.job_queue WHERE name = ANY (queues) ORDER BY name FOR UPDATE;
+    PERFORM FROM feedq.schedule WHERE id = ANY (schedules) ORDER BY id FOR NO KEY UPDATE;
+    PERFORM FROM feedq.run WHERE id = ANY (runs) ORDER BY id FOR UPDATE;
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
@@ -178,7 +171,7 @@ BEGIN
         SELECT array_agg(q.queue) FILTER (WHERE q.room > 0),
             least(next_in_s, min((1 - q.tokens) / q.rate_per_s) FILTER (WHERE q.tokens < 1))
         INTO open, next_in_s FROM feedq_1.queue_room(free + crowd) q WHERE q.queue = ANY (lane_queues);
-        IF open IS NOT NULL AND NOT feedq_1.lock_queues(open) THEN
+        IF open IS NOT NULL AND NOT feedq_1.lock_runs('{}', '{}', queues => open) THEN
             open := ARRAY(SELECT name FROM feedq.job_queue WHERE name = ANY (open) ORDER BY name FOR UPDATE SKIP LOCKED);
             next_in_s := least(next_in_s, extract(epoch FROM left_over_after));
         END IF;

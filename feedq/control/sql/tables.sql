@@ -201,7 +201,7 @@ CREATE TABLE feedq.lease (
 CREATE INDEX lease_ready ON feedq.lease (feed_id)
     WHERE state = 'idle' AND due_at IS NULL
         AND reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match');
-CREATE INDEX lease_unplaced ON feedq.lease (reason, feed_id)
+CREATE INDEX lease_unplaced ON feedq.lease (feed_id)
     WHERE state = 'idle' AND reason IN ('no_capacity', 'no_match');
 CREATE INDEX lease_held_for ON feedq.lease (held_for) WHERE held_for IS NOT NULL;
 -- What is to be tried again, and what is overdue.

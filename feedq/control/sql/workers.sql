@@ -242,12 +242,17 @@ BEGIN
 END $body$;
 
 -- Writes down how the process of a worker session was lost, and holds it against the feed that is to blame, if one is.
--- Once a session; answers with false when it is known already. Wakes reconcile.
-CREATE FUNCTION feedq_1.report_loss(session uuid, said text, detail jsonb, culprit bigint, is_certain boolean)
-RETURNS boolean LANGUAGE plpgsql AS $body$
+-- Once a session; answers with false when it is known already. Wakes reconcile. Of a process that is known to have ended
+-- (`has_ended`) what it held is free before anybody is blamed: nobody has to find out that it is gone.
+CREATE FUNCTION feedq_1.report_loss(
+    session uuid, said text, detail jsonb, culprit bigint, is_certain boolean, has_ended boolean
+) RETURNS boolean LANGUAGE plpgsql AS $body$
 DECLARE
     called text;
 BEGIN
+    IF has_ended THEN
+        PERFORM feedq_1.expire(ARRAY[session]);
+    END IF;
     UPDATE feedq.worker SET loss = said WHERE id = session AND loss IS NULL
     RETURNING CASE WHEN queue = '' THEN 'its own process at ' ELSE 'worker ' END || name INTO called;
     IF NOT FOUND THEN

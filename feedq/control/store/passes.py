@@ -35,7 +35,7 @@ from feedq.control.store.leases import BIGINT_MAX
 from feedq.control.store.protocol import call, document
 from feedq.control.store.worker_session import wake_reconcile
 from feedq.core import limits
-from feedq.core.lease import CLEARED_BY_EDIT, Edit
+from feedq.core.lease import Edit
 from feedq.core.model import Assignment, Feed, Lease, Reason, Worker
 from feedq.core.placement.base import EligibleWorker, FeedToPlace, Transfer
 
@@ -81,12 +81,8 @@ class Stock(msgspec.Struct, frozen=True):
 
     reaped: int
     """Leases that were freed because their owner was asked to release them and has not in time."""
-    backfills: int
-    """Backfills that have finished, and are in the history of their feeds now."""
     silent: Sequence[UUID]
     """Of each assignment that was never claimed in time, and is withdrawn, the worker."""
-    accepted: int
-    """Dirty feeds that need a place and nothing else, such as new ones, and are clean now."""
     quarantined: Sequence[Lease]
     """Leases of feeds in quarantine that run, in it or still among others."""
     dirty: Sequence[tuple[Feed, Lease]]
@@ -166,16 +162,21 @@ class ReconcilePass:
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
         return call(self._c, "expire", int, workers=list(worker_ids))
 
-    def take_stock(self, *, new: int, edits: int) -> Stock:
-        """Do what needs no decision, and find what does; of feeds that somebody touched so many of either kind."""
-        cleared = [reason.value for reason in CLEARED_BY_EDIT if reason is not None]
-        bounds = {"most_new": new, "most_edits": edits, "most_overdue": OVERDUE_PER_PASS}
-        return call(self._c, "take_stock", Stock, cleared=cleared, **bounds)
+    def take_stock(self, *, edits: int) -> Stock:
+        """Do what needs no decision, and find what does; of feeds that somebody touched so many."""
+        return call(self._c, "take_stock", Stock, most_edits=edits, most_overdue=OVERDUE_PER_PASS)
 
     def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
         """Ask their owners to stop. What is ``quarantined`` here goes on apart, what is not among all others."""
-        feeds = [{"feed_id": lease.feed_id, "apart": lease.quarantined} for lease in leases]
-        call(self._c, "part", int, feeds=document(feeds), stop_within_s=stop_within_s)
+        feeds = [
+            {
+                "feed_id": lease.feed_id,
+                "apart": lease.quarantined,
+                "reason": Reason.QUARANTINED if lease.quarantined else Reason.RELEASED,
+            }
+            for lease in leases
+        ]
+        call(self._c, "ask_to_stop", int, feeds=document(feeds), stop_within_s=stop_within_s)
 
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
@@ -232,7 +233,7 @@ class ReconcilePass:
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
         """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were
         asked."""
-        return call(self._c, "transfer", int, transfers=document(transfers), stop_within_s=stop_within_s)
+        return call(self._c, "ask_to_stop", int, feeds=document(transfers), stop_within_s=stop_within_s)
 
     # -- the sweep -----------------------------------------------------------------------------------
 

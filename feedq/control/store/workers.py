@@ -87,19 +87,8 @@ class Workers(Aggregate):
         sql = """
             SELECT CAST(row_to_json(found) AS text) FROM (SELECT feedq_1.worker_json(w) AS worker,
                 extract(epoch FROM feedq.clock() - w.heartbeat_at)::float8 AS heartbeat_age_s,
-                (coalesce(h.feeds, 0) + coalesce(c.feeds, 0))::int AS leases,
-                coalesce(p.feeds, 0)::int AS promised,
-                coalesce(h.weight, 0) + coalesce(c.weight, 0) AS load
-            FROM feedq.worker w
-            LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
-            LEFT JOIN (
-                SELECT worker_id, sum(feeds) AS feeds, sum(weight) AS weight
-                FROM feedq.held_change GROUP BY worker_id
-            ) c ON c.worker_id = w.id
-            LEFT JOIN (
-                SELECT promised_to, count(*) AS feeds FROM feedq.lease
-                WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping') GROUP BY promised_to
-            ) p ON p.promised_to = w.id
+                c.held AS leases, c.promised, c.held_weight AS load
+            FROM feedq.worker w JOIN feedq_1.counted c ON c.worker_id = w.id
             -- What has no queue of its own runs one feed for the worker of its name.
             WHERE %(gone)s OR w.state <> 'gone' AND w.queue <> '' ORDER BY w.name, w.started_at) found
         """
@@ -123,8 +112,9 @@ class Workers(Aggregate):
             "detail": storable_json(detail),
             "culprit": loss.feed_id,
             "is_certain": loss.is_certain,
+            "has_ended": has_ended,
         }
-        return call(c, "bury", bool, **given) if has_ended else call(c, "report_loss", bool, **given)
+        return call(c, "report_loss", bool, **given)
 
     @in_transaction
     def gone_among(self, c: Connection, worker_ids: Collection[UUID]) -> set[UUID]:
