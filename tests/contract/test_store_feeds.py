@@ -130,16 +130,14 @@ def test_a_name_is_free_again_as_soon_as_its_feed_is_removed(harness: Harness) -
         harness.feed("acme/orders")
 
 
-def test_views_are_by_name_and_filtered_by_tenant_and_worker(harness: Harness) -> None:
+def test_views_are_by_name_and_filtered_by_worker(harness: Harness) -> None:
     a, b = harness.worker("a"), harness.worker("b")
-    for name, tenant, worker in [("3", "x", a), ("1", "y", a), ("2", "x", b)]:
-        harness.run(harness.feed(name, tenant=tenant), worker)
-    harness.feed("4", tenant="x")
+    for name, worker in [("3", a), ("1", a), ("2", b)]:
+        harness.run(harness.feed(name), worker)
+    harness.feed("4")
     views = harness.store.feeds.views
     assert [v.feed.name for v in views()] == ["1", "2", "3", "4"]
-    assert [v.feed.name for v in views(tenant="x")] == ["2", "3", "4"]
     assert [v.feed.name for v in views(worker="a")] == ["1", "3"]
-    assert [v.feed.name for v in views(tenant="x", worker="a")] == ["3"]
     assert views(worker="nobody") == []
 
 

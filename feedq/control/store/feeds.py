@@ -271,15 +271,14 @@ class Feeds(Aggregate):
 
     # No transaction: to read a hundred thousand of them takes longer than one may rest.
     @in_statement
-    def views(self, c: Connection, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
+    def views(self, c: Connection, *, worker: str | None = None) -> list[FeedView]:
         """Return all feeds by name, the ones being removed included."""
         which = """
-            WHERE (CAST(%(tenant)s AS text) IS NULL OR tenant = %(tenant)s)
-                -- What a worker has is all that it has; elsewhere a backfill is shown with its feed.
-                AND CASE WHEN CAST(%(worker)s AS text) IS NULL THEN parent IS NULL ELSE worker = %(worker)s END
+            -- What a worker has is all that it has; elsewhere a backfill is shown with its feed.
+            WHERE CASE WHEN CAST(%(worker)s AS text) IS NULL THEN parent IS NULL ELSE worker = %(worker)s END
             ORDER BY name, id
         """
-        return read_views(c, STATUS_VIEW, which, {"tenant": tenant, "worker": worker})
+        return read_views(c, STATUS_VIEW, which, {"worker": worker})
 
     @in_statement
     def declared(
