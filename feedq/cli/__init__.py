@@ -1,7 +1,10 @@
-"""The root of the command: finds commands, and turns errors into a line and an exit status.
+"""The `feedq` command. Its root finds commands, and turns a `FeedqError` into one line on standard error, with no
+traceback, and an exit status.
 
-Commands are imported when they are used, and import what is heavy when they are run, so that `feedq --version`,
-help and completion answer at once, and a missing optional dependency takes only its own command away.
+Commands are thin: they read options, have a verb of `feedq.verbs` done, at the database or by a server, and show
+its answer, as tables for people or as one JSON document. They are imported when they are used, and import what is
+heavy when they are run, so that `feedq --version`, help and completion answer at once, and a missing optional
+dependency takes only its own command away.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ with lazily():
     from feedq.cli import tables
     from feedq.core import model, selection
     from feedq.sinks import base as sinks_base
-    from feedq.verbs import cursors, details, documents, feeds, landing, trial, wording
+    from feedq.verbs import cursors, details, documents, feeds, landing, proposing, trial, wording
 
 TIME_WIDTH = len("2026-12-01T08:00:00.123")
 VALUE_WIDTH = 100
@@ -364,12 +364,10 @@ def feed_test(
       feedq feed test acme/orders -f feeds.yaml
       feedq feed test acme/orders -f feeds.yaml --infer > typed.yaml
     """
-    from feedq.worker.first_records import as_lines_of_text
-
     invocation.keep_log_quiet()
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
     made = trial.try_feed(
-        as_lines_of_text(spec) if infer else spec,
+        proposing.as_lines_of_text(spec) if infer else spec,
         invocation.settings,
         invocation.clock,
         records=records or (100 if infer else 5),
@@ -394,12 +392,10 @@ def feed_test(
 
 def _propose(invocation: Invocation, spec: model.FeedSpec, made: trial.Trial) -> None:
     """Prints a manifest; the steps of the trial go to standard error. A table that is not there is no trouble."""
-    from feedq.worker.first_records import proposed
-
     _write_steps(made, err=True)
     if not made.records:
         raise FeedqError(f"feed {spec.name!r}: nothing can be proposed without a record")
-    found = proposed(spec, [preview.record for preview in made.records])
+    found = proposing.proposed(spec, [preview.record for preview in made.records])
     if (found.source.get("csv") or {}).get("header"):
         names = ", ".join(found.source["csv"]["fields"])
         said = f"the first line is read as names: {names}; if it is a record, remove csv.header"

@@ -146,9 +146,9 @@ def try_feed(
             write = FeedWrite(0, spec.name, 0, target, _first(reading.batches, records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
             # What the connector notices by itself it says better.
-            noticed = {about for about, _ in reading.notices}
             hinted = hints(options, target, [preview.record for preview in trial.records])
-            for about, what in [*reading.notices, *(odd for odd in hinted if odd[0] not in noticed)]:
+            unnoticed = (odd for odd in hinted if odd[0] not in reading.notices)
+            for about, what in (*reading.notices.items(), *unnoticed):
                 trial.tell(about, StepOutcome.WARN, what)
     return trial
 
@@ -185,7 +185,7 @@ class _Reading:
         self._waits_for: str | None = None
         self._error: str | None = None
         self.batches: list[Batch] = []
-        self.notices: list[tuple[str, str]] = []
+        self.notices: dict[str, str] = {}
 
     def connects(self) -> None:
         self._is_connected = True
@@ -198,9 +198,9 @@ class _Reading:
 
     def notes(self, key: str, said: str | None) -> None:
         if said is None:
-            self.notices = [notice for notice in self.notices if notice[0] != key]
-        elif len(self.notices) < NOTICES_MAX and (key, said) not in self.notices:
-            self.notices.append((key, said))
+            self.notices.pop(key, None)
+        elif len(self.notices) < NOTICES_MAX:
+            self.notices[key] = said
 
     def _stop_telling(self) -> None:
         if self._unanswered is not None:

@@ -13,7 +13,8 @@ from feedq.errors import InvalidInput
 from feedq.records.batch import Records
 from feedq.sinks.base import parse_sink, target_of
 from feedq.verbs.manifests import option_problems
-from feedq.worker.first_records import SOUGHT_IN, FirstRecords, as_lines_of_text, hints, proposed
+from feedq.verbs.proposing import as_lines_of_text, proposed
+from feedq.worker.first_records import SOUGHT_IN, FirstRecords, hints
 
 HTTP = {"url": "http://127.0.0.1/x", "mode": "poll"}
 
@@ -256,6 +257,12 @@ def test_one_column_is_csv_where_that_is_said() -> None:
     assert found.sink["types"] == {"id": "bigint"}
     with pytest.raises(InvalidInput, match="neither JSON nor lines of CSV"):
         of("file", FILE, b"id", b"x y")
+
+
+def test_lines_are_cut_as_the_feed_will_read_them() -> None:
+    csv = {"delimiter": "||", "quote": "'"}
+    found = of("file", CSV | {"csv": csv}, b"name||city", b"'o''hara||x'||cork")
+    assert found.source["csv"] == csv | {"fields": ["name", "city"], "header": True}
 
 
 def test_names_that_would_be_the_same_are_told_apart() -> None:
