@@ -30,12 +30,10 @@ from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
 from tests.contract.sink_stage import (
     ENVIRONMENT,
-    NOWHERE,
     PATIENCE_S,
     RAW,
     FrozenWrite,
 )
-from tests.fakes.sink import MemorySink, MemoryTables
 from tests.proxy import Fault, PostgresProxy, Trap
 
 Kind = TypeVar("Kind", bound=PostgresSink | SqlSink)
@@ -310,72 +308,3 @@ class BreakingCursor(sqlite3.Cursor):
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
         raise error
-
-
-class MemoryHarness:
-    """`MemorySink`, as far as it goes."""
-
-    refused = b'"refused"'
-
-    def __init__(self) -> None:
-        self.tables = MemoryTables(
-            poison=self.refused,
-            unreadable=True,
-            unusable={NOWHERE.table: f"table {NOWHERE.table!r} does not exist"},
-        )
-
-    def sink(
-        self, *, role: str = "writer", worker_id: UUID | None = None, environment: str = ENVIRONMENT
-    ) -> MemorySink:
-        return MemorySink(
-            "memory://",
-            environment=environment,
-            worker_id=worker_id or uuid4(),
-            role=role,
-            tables=self.tables.of(environment),
-        )
-
-    def rows(self, target: Target) -> list[tuple[str, int, Any]]:
-        landed = [row for row in self.tables.of(ENVIRONMENT).landed if row.table == target.table]
-        is_text = target.format == "text"
-        return [(row.feed, row.epoch, row.record.decode() if is_text else row.record) for row in landed]
-
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> Sink:
-        sink = self.sink()
-        sink.tables.lose_answer = happened
-        try:
-            written = sink.write(writes)
-        except CommitUnknown:
-            return sink
-        raise AssertionError(f"the commit was answered: {written}")
-
-    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
-        raise AssertionError("a transaction in memory has no time to freeze in")
-
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, Callable[[], None]]:
-        raise AssertionError("there is nothing that a commit could be on its way through")
-
-    def spoil(self, target: Target) -> bytes:
-        return self.refused
-
-    def drop_table(self, target: Target) -> None:
-        self.tables.of(ENVIRONMENT).unusable[target.table] = f"table {target.table!r} does not exist"
-
-    @contextmanager
-    def hold(self, target: Target) -> Iterator[None]:
-        locked = self.tables.of(ENVIRONMENT).locked_tables
-        locked.add(target.table)
-        yield
-        locked.remove(target.table)
-
-    def unreachable(self) -> Sink:
-        return MemorySink(
-            "memory://",
-            environment=ENVIRONMENT,
-            worker_id=uuid4(),
-            role="writer",
-            tables=MemoryTables(away=True),
-        )
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -33,23 +33,21 @@ from feedq.sinks.base import (
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSession
 from feedq.sinks.session import SinkSession
-from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness
+from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness
 from tests.contract.sink_stage import PATIENCE_S, RAW, batch, landed, rows_of, write
 from tests.proxy import Fault
 
-RealHarness = PostgresSinkHarness | SqliteHarness
-Harness = RealHarness | MemoryHarness
+Harness = PostgresSinkHarness | SqliteHarness
 SEQ = Target("orders", "json", sources_of({"seq": "/seq"}), key=("seq",))
 
 
 @pytest.fixture
 def harness(kind: str, request: pytest.FixtureRequest) -> Harness:
-    made: Harness = MemoryHarness() if kind == "memory" else request.getfixturevalue(f"{kind}_sink")
+    made: Harness = request.getfixturevalue(f"{kind}_sink")
     return made
 
 
-of_every_kind = pytest.mark.parametrize("kind", ["postgresql", "sqlite", "memory"])
-with_rows = pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+of_every_kind = pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 
 
 class Installation:
@@ -261,13 +259,11 @@ def test_many_feeds_are_told_apart_at_once(harness: Harness, monkeypatch: pytest
 
 
 def back_up(harness: Harness) -> None:
-    assert not isinstance(harness, MemoryHarness)
     for table in ("raw", "feedq_checkpoint"):
         harness.query(f"CREATE TABLE saved_{table} AS SELECT * FROM {table}")
 
 
 def restore(harness: Harness) -> None:
-    assert not isinstance(harness, MemoryHarness)
     for table in ("raw", "feedq_checkpoint"):
         harness.query(f"DELETE FROM {table}")
         harness.query(f"INSERT INTO {table} SELECT * FROM saved_{table}")
@@ -277,7 +273,7 @@ def payloads(*numbers: int) -> list[str]:
     return [f'{{"seq": {number}}}' for number in numbers]
 
 
-@with_rows
+@of_every_kind
 def test_a_restored_backup_is_noticed_by_the_next_write_and_filled_up_from_its_cursor(
     harness: Harness,
 ) -> None:
@@ -295,10 +291,10 @@ def test_a_restored_backup_is_noticed_by_the_next_write_and_filled_up_from_its_c
 # -- a cursor that a person changes --------------------------------------------------------------------
 
 
-@with_rows
+@of_every_kind
 @pytest.mark.parametrize("step", ["fence", "checkpoints_of"])
 def test_a_cursor_that_is_given_as_a_feed_is_fenced_is_the_one_that_it_goes_on_from(
-    harness: RealHarness, monkeypatch: pytest.MonkeyPatch, step: str
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Given just after the epoch is raised, or before the checkpoint is read where that is another statement."""
     feed = running(harness)
@@ -333,8 +329,8 @@ def test_the_checkpoint_of_another_feed_is_left_alone(harness: Harness) -> None:
     assert feed.land(2) == "landed"
 
 
-@with_rows
-def test_changes_beside_a_busy_writer_leave_no_mix(harness: RealHarness) -> None:
+@of_every_kind
+def test_changes_beside_a_busy_writer_leave_no_mix(harness: Harness) -> None:
     """No number is missing, whatever the order in which commits and changes took the checkpoint."""
     harness.query("CREATE TABLE orders (seq BIGINT PRIMARY KEY)")
     feed = running(harness, target=SEQ)

@@ -10,7 +10,7 @@ import pytest
 
 from feedq.sinks import copyplan
 from tests.contract.sink_conformance import SinkConformance
-from tests.contract.sink_harness import MemoryHarness, PostgresSinkHarness, SqliteHarness
+from tests.contract.sink_harness import PostgresSinkHarness, SqliteHarness
 from tests.contract.sink_stage import SinkHarness, batch, fenced, write
 from tests.contract.sink_tables import Kinds, SinkTables, Wrong
 
@@ -50,17 +50,6 @@ class TestSqlSinkOnSqlite(SinkConformance):
     @pytest.fixture
     def harness(self, sqlite_sink: SqliteHarness) -> SinkHarness:
         return sqlite_sink
-
-
-class TestMemorySink(SinkConformance):
-    """The test double, as far as it goes."""
-
-    freezes = False
-    strands_commits = False
-
-    @pytest.fixture
-    def harness(self) -> SinkHarness:
-        return MemoryHarness()
 
 
 # -- tables of the user's own ------------------------------------------------------------------------

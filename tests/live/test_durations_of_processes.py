@@ -56,11 +56,11 @@ def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> N
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.1):
                         await batch_queue.join()
-                assert path.tables.commits == 0
+                assert path.file.commits == 0
                 path.writer.flush_now()
             async with asyncio.timeout(LIMIT_S):
                 await batch_queue.join()
-            assert path.tables.commits == 1
+            assert path.file.commits == 1
 
     on_uvloop(gather)
 
@@ -73,18 +73,18 @@ def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float) -> None:
                 leaving = Bench(path, options(source), commit_timeout_s=timeout_s)
                 leaving.start()
                 await leaving.landed_at_least(1)
-                path.tables.locked_tables.add("landed")
+                path.file.locked_tables.add("landed")
                 await until(lambda: path.budget.bytes > 100, "records wait for their commit")
                 leaving.runner.interrupt(Interrupt.STOP, reason=Reason.RELEASED)
                 if timeout_s:
                     with pytest.raises(TimeoutError):
                         async with asyncio.timeout(0.2):
                             await asyncio.shield(leaving.end())
-                    path.tables.locked_tables.clear()
+                    path.file.locked_tables.clear()
                 release = await leaving.end()
-                path.tables.locked_tables.clear()
+                path.file.locked_tables.clear()
                 if timeout_s:
-                    assert path.tables.checkpoints[1].cursor == len(leaving.landed)
+                    assert path.file.checkpoint(1).cursor == len(leaving.landed)
                 return release
 
     async def released() -> None:

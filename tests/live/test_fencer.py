@@ -13,7 +13,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink
 from feedq.worker import sink_pool, sink_thread
 from feedq.worker.sink_pool import SinkPool
-from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
+from tests.fakes.sink import IDENTITY, FaultySink, SinkFile
 from tests.unit.data_path import LIMIT_S, TARGET, DataPath, until
 
 
@@ -28,7 +28,8 @@ async def fence(path: DataPath, *requests: FenceRequest) -> list[FenceOutcome]:
 
 async def test_a_control_database_that_is_away_costs_only_those_that_are_blocked() -> None:
     frozen = uuid4()
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, frozen, cursor=7)}, locked={1})
+    file = SinkFile(locked={1})
+    file.put_checkpoint(1, 1, frozen, cursor=7)
     asked: list[set[UUID]] = []
 
     def gone_workers(ids: Collection[UUID]) -> set[UUID]:
@@ -37,7 +38,7 @@ async def test_a_control_database_that_is_away_costs_only_those_that_are_blocked
             raise Unavailable("for the test")
         return set(ids)
 
-    with DataPath(tables) as path:
+    with DataPath(file) as path:
         path.fencer._gone_workers = gone_workers
         blocked = asyncio.create_task(fence(path, request(1, 2)))
         await until(lambda: asked, "somebody is in the way")
@@ -73,7 +74,7 @@ async def test_a_bug_in_a_sink_does_not_end_the_thread(broken: str, monkeypatch:
     with DataPath() as path:
         await fence(path, request(1, 1))
         with monkeypatch.context() as failing:
-            failing.setattr(MemorySink, broken, None)
+            failing.setattr(FaultySink, broken, None)
             path.fencer.renew()
             with pytest.raises(SinkUnavailable, match="unexpected error"):
                 await fence(path, request(2, 1))
@@ -82,8 +83,8 @@ async def test_a_bug_in_a_sink_does_not_end_the_thread(broken: str, monkeypatch:
 
 def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
     with DataPath() as path:
-        path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
-        path.tables.locked.add(1)
+        path.file.put_checkpoint(1, 1, uuid4())
+        path.file.locked.add(1)
 
         async def give_up() -> None:
             # Not cancelled: the loop simply ends, as that of a worker that leaves does.
@@ -91,9 +92,9 @@ def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
             waiting.send(None)
 
         asyncio.run(give_up())
-        path.tables.locked.clear()
+        path.file.locked.clear()
         asyncio.run(
-            until(lambda: path.tables.checkpoints[1].epoch == 2, "the fence that was given up is raised")
+            until(lambda: path.file.checkpoint(1).epoch == 2, "the fence that was given up is raised")
         )
         assert asyncio.run(fence(path, request(2, 1))) == [Fenced(2, 1, None, 0)]
         assert path.fencer._thread is not None
@@ -104,25 +105,25 @@ async def test_a_thread_that_ended_for_want_of_work_begins_again(monkeypatch: py
     monkeypatch.setattr(sink_thread, "IDLE_S", 0.0)
     closed: list[bool] = []
     with DataPath() as path:
-        monkeypatch.setattr(MemorySink, "close", lambda _: closed.append(path.fencer._thread is not None))
+        monkeypatch.setattr(FaultySink, "close", lambda _: closed.append(path.fencer._thread is not None))
         for feed_id in (1, 2):
             assert await fence(path, request(feed_id, 1)) == [Fenced(feed_id, 1, None, 0)]
             await until(lambda: path.fencer._thread is None, "it has ended")
-        await until(lambda: len(closed) == 2, "its sessions are closed")
-        assert closed == [True, True], "and not when another thread may have begun"
+        await until(lambda: len(closed) >= 2, "its sessions are closed")
+        assert all(closed), "and not when another thread may have begun"
 
 
 async def test_feeds_that_are_expected_find_the_session_open(monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[int] = []
-    fences = MemorySink.fence
+    fences = FaultySink.fence
 
     def counted(
-        sink: MemorySink, requests: Sequence[FenceRequest], *, lock_timeout_s: float
+        sink: FaultySink, requests: Sequence[FenceRequest], *, lock_timeout_s: float
     ) -> list[FenceOutcome]:
         groups.append(len(requests))
         return fences(sink, requests, lock_timeout_s=lock_timeout_s)
 
-    monkeypatch.setattr(MemorySink, "fence", counted)
+    monkeypatch.setattr(FaultySink, "fence", counted)
     with DataPath() as path:
         path.fencer.expect_feeds()
         await until(lambda: groups, "the session is opened")

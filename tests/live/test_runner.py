@@ -1,4 +1,4 @@
-"""One feed's life, over the real ``tcp`` connector on a loopback source and a sink on dicts."""
+"""One feed's life, over the real ``tcp`` connector on a loopback source and a sink with faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from feedq.testing.loopback import serving
 from feedq.worker import pacing
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.runner import FeedRunner, Interrupt
-from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import IDENTITY, SinkFile
 from tests.live import odd_connector
 from tests.unit.data_path import AT, FAST, DataPath, PathPool, until, worker_services
 
@@ -154,7 +154,7 @@ class Bench:
 
     @property
     def landed(self) -> list[int]:
-        rows = self.path.tables.rows.get("acme/orders", [])
+        rows = self.path.file.rows.get("acme/orders", [])
         return [msgspec.json.decode(row)["seq"] for row in rows]
 
     async def landed_at_least(self, count: int) -> None:
@@ -174,7 +174,7 @@ def options(source: NumberedSource, **more: Any) -> dict[str, Any]:
 async def streaming(
     source: NumberedSource | None = None,
     *,
-    tables: MemoryTables | None = None,
+    file: SinkFile | None = None,
     flush_interval_s: float = 0.01,
     asked: Mapping[str, Any] | None = None,
     begins: bool = True,
@@ -182,7 +182,7 @@ async def streaming(
 ) -> AsyncIterator[Bench]:
     """A runner that has begun, over a source of numbers; ``asked`` are more options of the feed."""
     async with numbered_source(source) as serving_it:
-        with DataPath(tables, flush_interval_s=flush_interval_s) as path:
+        with DataPath(file, flush_interval_s=flush_interval_s) as path:
             bench = Bench(path, options(serving_it, **(asked or {})), **surroundings)
             bench.source = serving_it
             if begins:
@@ -196,11 +196,11 @@ async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
         await bench.stop()
         await until(lambda: bench.source.open == 0, "the socket is closed")
     assert bench.landed == list(range(1, len(bench.landed) + 1))
-    assert bench.path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+    assert bench.path.file.checkpoint(1).cursor == len(bench.landed) > 0
 
 
 async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record_lands() -> None:
-    async with streaming(tables=MemoryTables(poison=b'"seq": 3,'), begins=False) as bench:
+    async with streaming(file=SinkFile(poison=b'"seq": 3,'), begins=False) as bench:
         bench.runner.progress.failures = 4
         bench.start()
         await bench.landed_at_least(5)
@@ -241,7 +241,7 @@ async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing()
         assert len(bench.landed) == landed, "a row of a thousand seconds from now has landed"
         await bench.stop()
     assert bench.landed == list(range(1, landed + 1))
-    assert bench.path.tables.checkpoints[1].cursor == landed
+    assert bench.path.file.checkpoint(1).cursor == landed
 
 
 async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
@@ -250,7 +250,7 @@ async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
     monkeypatch.setattr(pacing, "THROTTLE_NAP_S_MAX", 0.05)
     async with streaming(flush_interval_s=0.5, asked={"limits": {"rows_per_s": 1e-3}}) as bench:
         await until(lambda: bench.path.budget.bytes, "a batch is on its way")
-        bench.path.tables.unusable["landed"] = "table 'landed' is gone"
+        bench.path.file.unusable["landed"] = "table 'landed' is gone"
         release = await bench.released()
     assert (release.reason, release.error) == (Reason.FAILED, "table 'landed' is gone")
 
@@ -326,8 +326,8 @@ async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was()
 
 async def fence_off(bench: Bench) -> Release:
     """What it releases when another owner has begun."""
-    with bench.path.tables.lock:
-        bench.path.tables.checkpoints[1].epoch = 2
+    with bench.path.file.lock():
+        bench.path.file.put_checkpoint(1, 2, uuid4())
         landed = len(bench.landed)
     release = await bench.released()
     assert len(bench.landed) == landed, "it wrote after it was fenced"
@@ -353,18 +353,19 @@ async def test_a_feed_that_was_fenced_while_its_source_says_nothing_more_ends_al
 async def test_lost_overrides_a_stop_that_is_under_way() -> None:
     async with streaming() as bench:
         await bench.landed_at_least(3)
-        bench.path.tables.away = True
+        bench.path.file.away = True
         await until(lambda: bench.path.budget.bytes > 100, "something waits to be committed")
         bench.runner.interrupt(Interrupt.STOP)
         await until(lambda: bench.source.open == 0, "it has begun to let go")
         bench.runner.interrupt(Interrupt.LOST)
         assert await bench.end() is None
-        bench.path.tables.away = False
+        bench.path.file.away = False
 
 
 async def test_a_sink_ahead_of_a_restored_control_database_has_the_feed_released_with_its_epoch() -> None:
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(99, uuid4(), cursor=5)})
-    async with streaming(tables=tables, epoch=1) as bench:
+    file = SinkFile()
+    file.put_checkpoint(1, 99, uuid4(), cursor=5)
+    async with streaming(file=file, epoch=1) as bench:
         release = await bench.released()
         assert bench.landed == []
     assert (release.key, release.sink_epoch) == ((1, 1), 99)
@@ -372,13 +373,14 @@ async def test_a_sink_ahead_of_a_restored_control_database_has_the_feed_released
 
 
 async def test_a_live_predecessor_is_waited_for() -> None:
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, uuid4(), cursor=7)}, locked={1})
-    async with streaming(tables=tables, epoch=2) as bench:
+    file = SinkFile(locked={1})
+    file.put_checkpoint(1, 1, uuid4(), cursor=7)
+    async with streaming(file=file, epoch=2) as bench:
         # A moment, to see that nothing happens.
         await asyncio.sleep(0.1)
         assert bench.source.hellos == []
-        with tables.lock:
-            tables.locked.clear()
+        with file.lock():
+            file.locked.clear()
         await bench.landed_at_least(2)
         await bench.stop()
 
@@ -396,7 +398,7 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
 
 async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worker_too() -> None:
     async with streaming() as bench:
-        bench.path.tables.poison = b'"seq"'
+        bench.path.file.poison = b'"seq"'
         # Rates are measured with each report.
         await until(
             lambda: (
@@ -414,9 +416,9 @@ async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None
         assert bench.runner.progress.unwritten_s == 0
         bench.start()
         await bench.landed_at_least(2)
-        bench.path.tables.away = True
+        bench.path.file.away = True
         await until(lambda: bench.runner.progress.unwritten_s > 0.3, "it waits")
-        bench.path.tables.away = False
+        bench.path.file.away = False
         await until(lambda: bench.runner.progress.unwritten_s < 0.3, "it is written")
         await bench.stop()
         assert bench.runner.progress.unwritten_s == 0
@@ -437,8 +439,8 @@ async def test_a_feed_that_another_worker_let_go_stays_only_where_it_has_failed_
 async def test_looks_at_what_cannot_run_are_counted_apart_from_failures_of_the_source(
     has_failed: bool, looks: int
 ) -> None:
-    tables = MemoryTables(unusable={"landed": "table landed does not exist"})
-    async with streaming(tables=tables, attempts=7, has_failed=has_failed) as bench:
+    file = SinkFile(unusable={"landed": "table landed does not exist"})
+    async with streaming(file=file, attempts=7, has_failed=has_failed) as bench:
         release = await bench.released()
     assert (release.reason, release.attempts) == (Reason.FAILED, looks)
     assert bench.runner.progress.report().attempts == (0 if has_failed else 7), (
@@ -473,18 +475,16 @@ async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_fe
 @pytest.mark.parametrize("gone", [False, True])
 async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has(gone: bool) -> None:
     """Rows and checkpoint went back together: what is missing is asked for again, and nothing else."""
-    tables, rewinds = MemoryTables(), sink_rewinds()
-    async with streaming(tables=tables) as bench:
+    file, rewinds = SinkFile(), sink_rewinds()
+    async with streaming(file=file) as bench:
         await bench.landed_at_least(20)
-        with tables.lock:
+        with file.lock():
             kept = 0 if gone else 5
-            del tables.rows["acme/orders"][kept:]
+            file.delete_rows("acme/orders", after=kept)
             if gone:
-                del tables.checkpoints[1]
+                file.execute("DELETE FROM feedq_checkpoint")
             else:
-                tables.checkpoints[1] = MemoryCheckpoint(
-                    1, bench.path.worker_id, cursor=bench.landed[-1], commit_id=uuid4()
-                )
+                file.put_checkpoint(1, 1, bench.path.worker_id, cursor=bench.landed[-1])
         await bench.landed_at_least(40)
         progress = bench.runner.progress.report()
         await bench.stop()
@@ -506,8 +506,8 @@ def sink_rewinds() -> float:
 
 
 async def test_a_cursor_that_a_person_gave_is_gone_on_from_and_is_no_sink_that_went_back() -> None:
-    tables, rewinds = MemoryTables(), sink_rewinds()
-    async with streaming(tables=tables) as bench:
+    file, rewinds = SinkFile(), sink_rewinds()
+    async with streaming(file=file) as bench:
         await bench.landed_at_least(20)
         change = CheckpointChange(1, "acme/orders", IDENTITY, lambda own: StartCursor(5, 5))
         bench.path.make_sink().change_checkpoint(change)
@@ -518,12 +518,12 @@ async def test_a_cursor_that_a_person_gave_is_gone_on_from_and_is_no_sink_that_w
 
 
 async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:
-    tables = MemoryTables()
-    async with streaming(tables=tables, begins=False) as bench:
+    file = SinkFile()
+    async with streaming(file=file, begins=False) as bench:
         bench.start()
         await bench.landed_at_least(5)
-        with tables.lock:
-            tables.checkpoints[1] = MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4())
+        with file.lock():
+            file.put_checkpoint(1, 1, uuid4(), cursor=0)
             landed = len(bench.landed)
         release = await bench.released()
     assert release.reason is Reason.FENCED

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.core.model import JSON, FeedBackfill, Reason, Release
-from tests.fakes.sink import MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import SinkFile
 from tests.live.test_runner import Bench, NumberedSource, numbered_source, options
 from tests.unit.data_path import DataPath
 
@@ -30,7 +30,7 @@ async def test_it_lands_what_lies_between_under_the_name_of_its_feed_and_is_fini
     assert (release.reason, release.records) == (Reason.FINISHED, 190)
     assert source.hellos == [{"feed": "acme/orders", "from": 10}]
     assert bench.landed == list(range(11, 201))
-    assert path.tables.checkpoints[1].cursor == 200
+    assert path.file.checkpoint(1).cursor == 200
 
 
 async def test_it_cuts_a_batch_that_goes_beyond_the_end_although_no_record_has_that_cursor() -> None:
@@ -45,15 +45,16 @@ async def test_it_cuts_a_batch_that_goes_beyond_the_end_although_no_record_has_t
             release = await ended(bench := backfill_of(path, options(source), begin=0, end=10))
     assert (release.reason, release.records) == (Reason.FINISHED, 3)
     assert bench.landed == [3, 6, 9]
-    assert path.tables.checkpoints[1].cursor == 9
+    assert path.file.checkpoint(1).cursor == 9
 
 
 async def test_the_successor_of_who_was_killed_before_the_release_finishes_without_asking_the_source() -> (
     None
 ):
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(4, uuid4(), cursor=200, records=190)})
+    file = SinkFile()
+    file.put_checkpoint(1, 4, uuid4(), cursor=200, records=190)
     async with numbered_source() as source:
-        with DataPath(tables) as path:
+        with DataPath(file) as path:
             release = await ended(bench := backfill_of(path, options(source), begin=10, end=200, epoch=5))
     assert (release.reason, release.records, source.hellos, bench.landed) == (Reason.FINISHED, 190, [], [])
 

@@ -161,7 +161,7 @@ async def noticed(connector: str, source: dict[str, Any], *, landed: int) -> lis
     with DataPath() as path:
         bench = Bench(path, source, connector=connector)
         bench.start()
-        await until(lambda: len(path.tables.rows.get("acme/orders", [])) >= landed, f"{landed} landed")
+        await until(lambda: len(path.file.rows.get("acme/orders", [])) >= landed, f"{landed} landed")
 
         def is_told() -> bool:
             reports.extend(filter(None, [bench.runner.progress.report().noticed]))

@@ -17,7 +17,7 @@ from feedq.core.model import JSON, Reason
 from feedq.errors import SourceSilent
 from feedq.records.batch import Batch, Records
 from feedq.worker.runner import Interrupt
-from tests.fakes.sink import MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import SinkFile
 from tests.live.test_runner import streaming
 from tests.unit.data_path import AT, until
 
@@ -73,11 +73,11 @@ async def test_a_feed_that_is_blamed_while_it_stops_is_released_with_the_blame()
     blame = Loss("memory", "the worker used 90 MiB of 100", 1, is_certain=True)
     async with streaming(flush_interval_s=3600) as bench:
         await until(lambda: bench.path.budget.bytes > 100, "something was received")
-        bench.path.tables.away = True
+        bench.path.file.away = True
         bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
         await until(lambda: bench.source.open == 0, "it waits for its last commit")
         bench.runner.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED, error=blame.said, blame=blame)
-        bench.path.tables.away = False
+        bench.path.file.away = False
         release = await bench.released()
     assert (release.reason, release.blame) == (Reason.PAUSED, blame)
 
@@ -90,8 +90,9 @@ async def test_an_interrupt_between_the_start_of_the_task_and_its_first_step_is_
 
 
 async def test_a_feed_that_is_lost_while_it_waits_to_be_fenced_asks_no_longer() -> None:
-    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, uuid4())}, locked={1})
-    async with streaming(tables=tables, epoch=2) as bench:
+    file = SinkFile(locked={1})
+    file.put_checkpoint(1, 1, uuid4())
+    async with streaming(file=file, epoch=2) as bench:
         await until(lambda: bench.path.fencer._blocked, "somebody is in the way")
         bench.runner.interrupt(Interrupt.LOST)
         # A later stream of the feed may begin at once, and a group of fences names each feed once.
@@ -154,12 +155,12 @@ async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short(
     monkeypatch.setattr("feedq.worker.runner.CANCEL_AGAIN_S", 0.0)
     async with streaming(flush_interval_s=3600) as bench:
         await until(lambda: bench.path.budget.bytes > 100, "something was received")
-        bench.path.tables.away = True
+        bench.path.file.away = True
         bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
         for _ in range(20):
             bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
             await asyncio.sleep(0.005)
-        bench.path.tables.away = False
+        bench.path.file.away = False
         release = await bench.released()
     assert release.reason is Reason.PAUSED
-    assert bench.path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+    assert bench.path.file.checkpoint(1).cursor == len(bench.landed) > 0

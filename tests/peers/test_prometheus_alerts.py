@@ -37,7 +37,7 @@ from feedq.worker.metrics import Signs, refresh, serve
 from feedq.worker.threads import Outbox
 from tests import promql
 from tests.cluster import wait_until
-from tests.fakes.sink import MemoryTables
+from tests.fakes.sink import SinkFile
 from tests.peers.conftest import peer_directory
 from tests.peers.servers import PeerServer, program
 from tests.unit.data_path import DataPath
@@ -162,11 +162,11 @@ def the_broker_refuses(stage: Staged) -> None:
     outbox.close(timeout_s=LIMIT_S)
 
 
-def lands(life: Callable[[DataPath], Coroutine[Any, Any, None]], **tables: Any) -> Cause:
-    """Batches go through a writer, into a sink on dicts."""
+def lands(life: Callable[[DataPath], Coroutine[Any, Any, None]], **faults: Any) -> Cause:
+    """Batches go through a writer, into a sink with faults."""
 
     def cause(stage: Staged) -> None:
-        with DataPath(MemoryTables(**tables)) as path:
+        with DataPath(SinkFile(**faults)) as path:
             asyncio.run(life(path))
 
     return cause

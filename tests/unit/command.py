@@ -39,7 +39,7 @@ from feedq.verbs.registry import At, Told
 from tests.asking import send_heartbeat
 from tests.fakes import ManualClock
 from tests.fakes.control import current
-from tests.fakes.sink import MemorySink, MemoryTables
+from tests.fakes.sink import SinkFile
 
 URL = "tcp://127.0.0.1:7001"
 
@@ -51,12 +51,8 @@ def led(clock: Clock, *, pass_age_s: float | None = 1.0, leads: bool = True) -> 
     return FleetState(now, now, pass_age_s, leader)
 
 
-def memory_sink(tables: MemoryTables | None = None) -> MemorySink:
-    return MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli", tables=tables)
-
-
 class FakeInvocation(Invocation):
-    """A call of the command, on a control database and sinks in memory."""
+    """A call of the command, on the control database and sinks of the test."""
 
     def __init__(
         self,
@@ -73,7 +69,7 @@ class FakeInvocation(Invocation):
     def open_sink(self, name: str) -> Iterator[Sink]:
         if self._sinks is not None and name not in self._sinks:
             raise InvalidInput(f"sink {name!r} is not set up here")
-        yield memory_sink() if self._sinks is None else self._sinks[name]
+        yield SinkFile(environment="default").sink() if self._sinks is None else self._sinks[name]
 
     def at(self, told: Told | None) -> At:
         there = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A piece of data path for the unit tests: writers and fencers over a sink on dicts, and small helpers."""
+"""A piece of data path for the unit tests: writers and fencers over a sink with faults, and small helpers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from random import Random
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
 from feedq.core.backoff import BackoffPolicy
 from feedq.core.clock import SystemClock
 from feedq.core.model import JSON, Claim, Feed, FeedKey, FeedSpec
 from feedq.core.permission import DEFAULT
 from feedq.records.batch import Batch, Records
 from feedq.settings import Settings
-from feedq.sinks.base import Target
+from feedq.sinks import refusals
+from feedq.sinks.base import FenceRequest, Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
 from feedq.worker.pacing import ConnectLimiter, Pacing
@@ -27,9 +30,9 @@ from feedq.worker.runner import WorkerServices
 from feedq.worker.sink_pool import SinkEnds, SinkPool
 from feedq.worker.sink_thread import Outage
 from feedq.worker.writer import Writer
-from tests.fakes.sink import IDENTITY, MemoryCheckpoint, MemorySink, MemoryTables
+from tests.fakes.sink import IDENTITY, FaultySink, SinkFile
 
-TARGET = Target("landed", "json")
+TARGET = Target("landed", "bytes")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_S = 30.0
 FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
@@ -40,7 +43,7 @@ class DataPath:
 
     def __init__(
         self,
-        tables: MemoryTables | None = None,
+        file: SinkFile | None = None,
         *,
         flush_interval_s: float = 0.01,
         flush_bytes: int = 2**20,
@@ -48,8 +51,9 @@ class DataPath:
         budget: int = 2**24,
         gone: set[UUID] | None = None,
     ) -> None:
-        self.tables = tables if tables is not None else MemoryTables()
+        self.file = file or SinkFile()
         self.worker_id = uuid4()
+        self._patch = pytest.MonkeyPatch()
         self.inflight_max = inflight_max
         self.budget = InflightBudget(budget)
         self.outage = Outage("default")
@@ -69,17 +73,18 @@ class DataPath:
         )
 
     def __enter__(self) -> DataPath:
+        # As if each refused record were a flood of them: its feed is written apart.
+        self._patch.setattr(refusals, "SET_ASIDE_MAX", 0)
         self.writer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.writer.stop(timeout_s=LIMIT_S)
         self.fencer.stop(timeout_s=LIMIT_S)
+        self._patch.undo()
 
-    def make_sink(self) -> MemorySink:
-        return MemorySink(
-            "memory://", environment="test", worker_id=self.worker_id, role="writer", tables=self.tables
-        )
+    def make_sink(self) -> FaultySink:
+        return self.file.sink(self.worker_id)
 
     def open_batch_queue(
         self,
@@ -92,7 +97,8 @@ class DataPath:
         on_change: Callable[[], None] = lambda: None,
     ) -> BatchQueue:
         """That of a feed that is fenced, under the epoch of its key unless it has a checkpoint already."""
-        self.tables.checkpoints.setdefault(key[0], MemoryCheckpoint(key[1], uuid4()))
+        request = FenceRequest(key[0], feed, key[1], target, IDENTITY)
+        self.file.plain.fence([request], lock_timeout_s=LIMIT_S)
         spec = FeedSpec(name=feed, connector="tcp", source={}, sink={})
         claim = Claim(Feed(key[0], spec, 1, AT, AT, IDENTITY), key[1], 0)
         return BatchQueue(

@@ -11,8 +11,8 @@ from feedq.core.model import Feed, TargetState
 from feedq.records.batch import Records
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
 from feedq.verbs import manifests
-from tests.fakes.sink import MemoryTables
-from tests.unit.command import Command, memory_sink
+from tests.fakes.sink import SinkFile
+from tests.unit.command import Command
 from tests.unit.data_path import AT
 
 pytestmark = pytest.mark.usefixtures("control")
@@ -26,8 +26,8 @@ class Site(Command):
     That of the one before it is lost.
     """
 
-    def __init__(self, tables: MemoryTables, *, first: int = 1) -> None:
-        self.sink = memory_sink(tables)
+    def __init__(self, file: SinkFile, *, first: int = 1) -> None:
+        self.sink = file.sink()
         super().__init__(self.sink)
         self.store.control.observe("UPDATE feedq.installation SET id = gen_random_uuid()")
         self.store.control.observe(
@@ -63,14 +63,14 @@ class Site(Command):
 
 
 @pytest.fixture
-def tables() -> MemoryTables:
-    return MemoryTables()
+def file() -> SinkFile:
+    return SinkFile(environment="default")
 
 
 @pytest.fixture
-def lost(tables: MemoryTables) -> Site:
+def lost(file: SinkFile) -> Site:
     """Two feeds that have landed, and an installation that nobody knows any more."""
-    site = Site(tables)
+    site = Site(file)
     site.apply("acme/big", "acme/other")
     site.land("acme/big", 318)
     site.land("acme/other", 7)
@@ -78,10 +78,10 @@ def lost(tables: MemoryTables) -> Site:
 
 
 def test_feeds_declared_anew_get_no_cursor_by_a_number_that_was_given_out_before(
-    tables: MemoryTables, lost: Site
+    file: SinkFile, lost: Site
 ) -> None:
     """The control database was lost; a new feed stands before the others in the file."""
-    site = Site(tables)
+    site = Site(file)
     said = site.apply("acme/a-new-one", "acme/big", "acme/other")
     assert said.count("--adopt continues from its cursor") == 2
     assert "sink 'default' has a checkpoint of feed 'acme/big' of installation" in said
@@ -90,10 +90,10 @@ def test_feeds_declared_anew_get_no_cursor_by_a_number_that_was_given_out_before
 
 
 def test_applying_with_adopt_goes_on_from_the_checkpoints_of_a_lost_installation(
-    tables: MemoryTables, lost: Site
+    file: SinkFile, lost: Site
 ) -> None:
     before = lost.declared("acme/big")
-    site = Site(tables, first=1_001)
+    site = Site(file, first=1_001)
     said = site.apply("acme/other", "acme/big", "acme/new", options=("--adopt",))
     assert said.count(": adopted") == 2
     assert {n: site.fence(n).cursor for n in ("acme/big", "acme/other", "acme/new")} == {
@@ -128,7 +128,7 @@ def test_a_feed_that_has_landed_records_of_its_own_adopts_by_force_only(lost: Si
     assert lost.fence("acme/big").cursor == 318
 
 
-def test_there_may_be_nothing_to_adopt_or_too_much(tables: MemoryTables, lost: Site) -> None:
+def test_there_may_be_nothing_to_adopt_or_too_much(file: SinkFile, lost: Site) -> None:
     assert "no other feed named 'acme/big' has a checkpoint" in lost.run("feed", "adopt", "acme/big").output
     for cursor in (1, 2):
         lost.run("feed", "remove", "acme/big", "--yes")
@@ -145,7 +145,7 @@ def test_there_may_be_nothing_to_adopt_or_too_much(tables: MemoryTables, lost: S
 def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
     lost.apply("acme/idle")
     exported = lost.ok("export", "--with-cursors")
-    elsewhere = Site(MemoryTables(), first=1_001)
+    elsewhere = Site(SinkFile(environment="default"), first=1_001)
     elsewhere.ok("apply", "-f", "-", given=exported)
     found = [elsewhere.fence(name) for name in ("acme/big", "acme/other", "acme/idle")]
     assert [(one.cursor, one.records) for one in found] == [(318, 1), (7, 1), (None, 0)]
@@ -159,13 +159,13 @@ def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
     assert "resume: must be {cursor: …" in str(problem)
 
 
-def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(tables: MemoryTables) -> None:
-    tables.away = True
-    assert "could not be asked whether it knows these feeds" in Site(tables).apply("acme/new")
+def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(file: SinkFile) -> None:
+    file.away = True
+    assert "could not be asked whether it knows these feeds" in Site(file).apply("acme/new")
 
 
-def test_a_feed_is_not_declared_with_a_cursor_that_its_sink_cannot_be_given(tables: MemoryTables) -> None:
-    site = Site(tables)
+def test_a_feed_is_not_declared_with_a_cursor_that_its_sink_cannot_be_given(file: SinkFile) -> None:
+    site = Site(file)
     feed = "name: a, connector: tcp, source: {url: 'tcp://127.0.0.1:1'}, sink: {name: nowhere, table: t}"
     ran = site.run("apply", "-f", "-", given=f"feeds: [{{{feed}, resume: {{cursor: 7}}}}]")
     assert (ran.exit_code, "0 of 1 changes were made" in ran.output) == (2, True)

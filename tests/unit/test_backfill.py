@@ -14,7 +14,7 @@ from feedq.core.model import JSON, Feed, FeedBackfill, FeedSpec, FeedView, Ident
 from feedq.errors import InvalidInput
 from feedq.records.batch import Records
 from feedq.verbs.backfills import ROWS_PER_S, part_done, plan
-from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
+from tests.fakes.sink import SinkFile
 
 NOW = datetime(2026, 12, 1, 8, tzinfo=UTC)
 ME = Identity(UUID(int=1), UUID(int=2))
@@ -45,10 +45,10 @@ def planned(
     feed = Feed(
         1, FeedSpec(name="acme/orders", connector=connector, source=source, sink=sink), 1, NOW, NOW, ME
     )
-    checkpoint = MemoryCheckpoint(1, uuid4(), cursor=stands, feed=feed.name, feed_uuid=ME.feed)
-    tables = MemoryTables(checkpoints={} if stands is None else {1: checkpoint})
-    sink_of_it = MemorySink("", environment="", worker_id=uuid4(), role="", tables=tables)
-    return plan(sink_of_it, feed, begin=begin, end=end, now=NOW, rows_per_s=rows_per_s)
+    file = SinkFile()
+    if stands is not None:
+        file.put_checkpoint(1, 1, uuid4(), cursor=stands, feed=feed.name, identity=ME)
+    return plan(file.sink(), feed, begin=begin, end=end, now=NOW, rows_per_s=rows_per_s)
 
 
 @pytest.mark.parametrize(

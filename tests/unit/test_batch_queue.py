@@ -10,14 +10,14 @@ from tests.waiting import until
 
 def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> None:
     with DataPath() as path:
-        path.tables.away = True
+        path.file.away = True
 
         async def leave_one_behind() -> None:
             await path.open_batch_queue((1, 1), "a").put(batch(b"ten bytes.", cursor=1))
 
         asyncio.run(leave_one_behind())
         assert path.budget.bytes == 10
-        path.tables.away = False
+        path.file.away = False
         until(lambda: path.budget.bytes == 0, "the budget is free")
 
 
@@ -29,4 +29,4 @@ async def test_a_connection_that_reads_ahead_never_stops_a_feed_for_good() -> No
             for n in range(20):
                 await batch_queue.put(batch(b"x" * 90, cursor=n))
             await batch_queue.join()
-        assert len(path.tables.rows["a"]) == 20
+        assert len(path.file.rows["a"]) == 20

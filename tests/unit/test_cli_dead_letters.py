@@ -14,20 +14,21 @@ from feedq.sinks.base import FeedWrite, FenceRequest, Judge, Replayed, Target, a
 from feedq.telemetry.event_names import EventKind
 from feedq.verbs.landing import AT_ONCE
 from tests.asking import events_of
-from tests.fakes.sink import IDENTITY, MemorySink, MemoryTables
+from tests.fakes.sink import IDENTITY, FaultySink, SinkFile
 from tests.unit.command import Command
 from tests.unit.data_path import AT
 
 pytestmark = pytest.mark.usefixtures("control")
 
 NAME = "acme/orders"
+POISON = b'"poison"'
 
 
-class WatchedSink(MemorySink):
+class WatchedSink(FaultySink):
     """Tells what was replayed together, and may act in between."""
 
-    def __init__(self, tables: MemoryTables) -> None:
-        super().__init__("memory://", environment="default", worker_id=uuid4(), role="cli", tables=tables)
+    def __init__(self, file: SinkFile) -> None:
+        super().__init__(file, uuid4(), role="cli")
         self.parts: list[list[int]] = []
         self.refuse_more = False
         self.away_at: int | None = None
@@ -35,7 +36,7 @@ class WatchedSink(MemorySink):
     def replay(self, ids: Collection[int], target: Target, *, judge: Judge = anybody) -> Replayed:
         self._begin(ids)
         if self.refuse_more:
-            self.write_dead_letters(NAME, 1, b"poison again")
+            self.write_dead_letters(NAME, 1, b'"poison again"')
         return super().replay(ids, target, judge=judge)
 
     def drop(self, ids: Collection[int], *, judge: Judge = anybody) -> int:
@@ -45,7 +46,7 @@ class WatchedSink(MemorySink):
     def _begin(self, ids: Collection[int]) -> None:
         self.parts.append(sorted(ids))
         if len(self.parts) == self.away_at:
-            raise SinkUnavailable("sink (in memory): away")
+            raise SinkUnavailable("sink (for the test): away")
 
     def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
         self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"), IDENTITY)], lock_timeout_s=0)
@@ -57,8 +58,8 @@ class Bench(Command):
     """The command, on a sink with dead letters."""
 
     def __init__(self) -> None:
-        self.tables = MemoryTables(poison=b"poison")
-        self.sink = WatchedSink(self.tables)
+        self.file = SinkFile(environment="default", poison=b"poison")
+        self.sink = WatchedSink(self.file)
         super().__init__(self.sink)
         for name in (NAME, "acme/other"):
             self.feed(name)
@@ -72,7 +73,7 @@ class Bench(Command):
 
     @property
     def left(self) -> list[int]:
-        return [letter.id for letter in self.tables.dead]
+        return [letter.id for letter in self.file.dead]
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def bench() -> Bench:
 
 
 def test_a_replay_of_all_ends_although_the_feed_goes_on_being_refused(bench: Bench) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 25)
-    bench.tables.poison = b"again"
+    bench.sink.write_dead_letters(NAME, 1, *[POISON] * 25)
+    bench.file.poison = b"again"
     bench.sink.refuse_more = True
     assert bench.letters("replay", "--all") == {
         "name": NAME,
@@ -95,12 +96,12 @@ def test_a_replay_of_all_ends_although_the_feed_goes_on_being_refused(bench: Ben
 
 
 def test_a_drop_of_all_leaves_what_was_refused_since(bench: Bench) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 25)
+    bench.sink.write_dead_letters(NAME, 1, *[POISON] * 25)
     listed = bench.sink.dead_letters
 
     def dead_letters(*arguments: Any, **more: Any) -> Any:
         found = listed(*arguments, **more)
-        bench.sink.write_dead_letters(NAME, 1, b"poison")
+        bench.sink.write_dead_letters(NAME, 1, POISON)
         return found
 
     bench.sink.dead_letters = dead_letters  # type: ignore[method-assign] # refused whenever somebody looks
@@ -110,8 +111,8 @@ def test_a_drop_of_all_leaves_what_was_refused_since(bench: Bench) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_all_are_replayed_oldest_first_and_some_at_a_time(bench: Bench, named: bool) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 45)
-    bench.tables.poison = None
+    bench.sink.write_dead_letters(NAME, 1, *[POISON] * 45)
+    bench.file.poison = None
     chosen = [str(letter_id) for letter_id in bench.left] if named else ["--all"]
     assert bench.letters("replay", *chosen)["landed"] == 45
     assert [id_ for part in bench.sink.parts for id_ in part] == list(range(1, 46))
@@ -119,9 +120,9 @@ def test_all_are_replayed_oldest_first_and_some_at_a_time(bench: Bench, named: b
 
 
 def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench: Bench) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 3)
-    bench.sink.write_dead_letters("acme/other", 2, b"poison")
-    bench.tables.poison = None
+    bench.sink.write_dead_letters(NAME, 1, *[POISON] * 3)
+    bench.sink.write_dead_letters("acme/other", 2, POISON)
+    bench.file.poison = None
     refused = bench.refused("feed", "dead-letters", "replay", NAME, "2", "4", "1", "77")
     assert refused == f"Error: {NAME} has no dead letter 4, 77\n"
     assert bench.sink.parts == []
@@ -136,10 +137,10 @@ def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench
 
 
 def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Bench) -> None:
-    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 300)
-    bench.tables.poison = None
+    bench.sink.write_dead_letters(NAME, 1, *[POISON] * 300)
+    bench.file.poison = None
     bench.sink.away_at = 3
     refused = bench.refused("feed", "dead-letters", "replay", NAME, "--all", status=1)
-    assert refused == "Error: sink (in memory): away; 40 had landed before\n"
+    assert refused == "Error: sink (for the test): away; 40 had landed before\n"
     assert len(bench.left) == 260
     assert bench.told(EventKind.DEAD_LETTERS_REPLAYED) == [{"landed": 40, "refused": 0}]

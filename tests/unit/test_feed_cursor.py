@@ -12,7 +12,8 @@ from feedq.connectors.base import parse_options
 from feedq.core.model import JSON
 from feedq.errors import InvalidInput
 from feedq.sinks.base import check_cursor
-from tests.unit.command import Command, memory_sink
+from tests.fakes.sink import SinkFile
+from tests.unit.command import Command
 
 pytestmark = pytest.mark.usefixtures("control")
 
@@ -92,7 +93,7 @@ def test_what_is_no_cursor_of_a_connector_is_refused(
 @pytest.fixture
 def command() -> Command:
     """The command, on a feed that has landed nothing yet."""
-    made = Command(memory_sink())
+    made = Command(SinkFile(environment="default").sink())
     made.feed(NAME, source=TCP)
     return made
 
