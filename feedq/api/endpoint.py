@@ -44,6 +44,7 @@ from feedq.settings import Settings
 from feedq.sinks.base import opened_sink
 from feedq.telemetry.logs import LogEvent, log, mask_url
 from feedq.verbs import registry
+from feedq.verbs.registry import Problem, Progress
 from feedq.verbs.wording import printable_lines
 
 PROBLEM_TYPE: Final = "application/problem+json"
@@ -104,25 +105,6 @@ class Answer:
     status: int
     body: bytes | Generator[bytes, None, None]
     headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": registry.JSON_TYPE})
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What went wrong (RFC 9457). ``error``, by which programs tell errors apart, is a class of `feedq.errors`."""
-
-    title: str
-    status: int
-    detail: str
-    error: str
-    type: str = "about:blank"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a verb."""
-
-    done: int
-    total: int | None
 
 
 class Endpoint:

@@ -35,7 +35,6 @@ from feedq.api.endpoint import (
     UNEXPECTED,
     Answer,
     Endpoint,
-    Problem,
     Request,
     error_name,
     problem_answer,
@@ -45,7 +44,7 @@ from feedq.api.openapi import openapi
 from feedq.core.authorship import set_author
 from feedq.core.roles import Caller
 from feedq.errors import FeedqError, Unauthenticated, Unavailable
-from feedq.verbs.registry import JSON_TYPE, PREFIX, encode
+from feedq.verbs.registry import JSON_TYPE, PREFIX, Problem, encode
 
 T = TypeVar("T")
 

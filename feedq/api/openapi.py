@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 import feedq
-from feedq.api.endpoint import PROBLEM_TYPE, Problem, Progress
+from feedq.api.endpoint import PROBLEM_TYPE
 from feedq.core.selection import Selection
 from feedq.core.values import Entry
 from feedq.verbs.json_schema import DescribedSchema
-from feedq.verbs.registry import JSON_TYPE, PREFIX, STREAM_TYPE, Verb, load
+from feedq.verbs.registry import JSON_TYPE, PREFIX, STREAM_TYPE, Problem, Progress, Verb, load
 
 COMPONENTS: Final = "#/components/schemas/{name}"
 

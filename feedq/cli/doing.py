@@ -70,8 +70,8 @@ class ApiConnection:
                 return self.read(_read(answer), verb.answer)
         for kind, data in self.events(verb.method, path, **asked):
             if kind == registry.PROGRESS:
-                found = msgspec.json.decode(data)
-                told(found["done"], found["total"])
+                come = msgspec.json.decode(data, type=registry.Progress)
+                told(come.done, come.total)
             elif kind == registry.ANSWER:
                 return self.read(data, verb.answer)
         raise Unavailable(f"the server at {self._url} broke off its answer; check what it has done")
@@ -134,7 +134,7 @@ class ApiConnection:
 
     def _error(self, text: bytes, status: int) -> FeedqError:
         try:
-            told = msgspec.json.decode(text, type=ToldProblem)
+            told = msgspec.json.decode(text, type=registry.Problem)
         except msgspec.DecodeError:
             return self._no_api(status)
         error = error_of(told.error, told.detail)
@@ -153,13 +153,6 @@ class ApiConnection:
 
     def _no_api(self, status: int) -> Unavailable:
         return Unavailable(f"{self._url} answers (status {status}), but is not an API of feedq; see --server")
-
-
-class ToldProblem(msgspec.Struct):
-    """What a server tells of an error, as far as a command needs it."""
-
-    error: str
-    detail: str
 
 
 def token_of(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -120,6 +120,25 @@ class Page(Generic[T]):
     next: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What went wrong (RFC 9457). ``error``, by which programs tell errors apart, is a class of `feedq.errors`."""
+
+    title: str
+    status: int
+    detail: str
+    error: str
+    type: str = "about:blank"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a verb."""
+
+    done: int
+    total: int | None
+
+
 def etag_of(version: Version) -> str:
     """The ETag of a version, without its quotes."""
     return f"{version[0]}.{version[1]}"

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from feedq.api.endpoint import Problem, arguments_in, problem_of
+from feedq.api.endpoint import arguments_in, problem_of
 from feedq.core.differences import ABSENT
 from feedq.core.model import Concern, FeedView, TargetState, WorkerTarget, WorkerView
 from feedq.core.schedule.model import Run, ScheduleState
@@ -30,7 +30,7 @@ from feedq.errors import Forbidden, InvalidInput, NotFound
 from feedq.verbs import backfills, cursors, declarations, documents, feeds, fleet, landing, schedules
 from feedq.verbs.diagnosis.checks import Check
 from feedq.verbs.diagnosis.feed_checks import MORE_LISTED
-from feedq.verbs.registry import OF, At, Verb, etag_of, query_of
+from feedq.verbs.registry import OF, At, Problem, Verb, etag_of, query_of
 from feedq.verbs.wording import as_json, counted, some, stamp
 
 RED: Final = "danger"
