@@ -21,7 +21,7 @@ With a key, records may take the way by a staging table: `KeyedCopyPlan`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import chain, count
@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import psycopg2
 from psycopg2 import errorcodes, sql
+from sqlalchemy import case, column, or_, select, table
+from sqlalchemy.dialects.postgresql import Insert, distinct_on, insert
 
 from feedq.records.batch import Batch
 from feedq.records.cursor import ESCAPED_NUL
@@ -55,7 +57,7 @@ from feedq.sinks.copytext import (
 )
 from feedq.sinks.session import ERROR_TEXT_MAX, ErrorScope, TargetPlan, cause_of
 from feedq.sinks.statements import INPUT_ERRORS
-from feedq.sinks.target_table import TableShape
+from feedq.sinks.target_table import Column, TableShape
 
 if TYPE_CHECKING:
     from feedq.sinks.postgresql import PostgresSession
@@ -139,15 +141,13 @@ class CopyPlan(TargetPlan):
 
     def __init__(self, session: PostgresSession, target: Target, shape: TableShape) -> None:
         super().__init__(session, target, shape)
-        self._rows: ColumnRows | DefaultRows = (
-            self.rows if target.is_mapped else DefaultRows(shape.columns["payload"].type)
-        )
-        self._looking = Detour(*BAD_TEXT if self._rows.skips_checks else ())
-        self._table = sql.Identifier(*filter(None, (shape.schema, shape.name)))
-        self._statement = self._copy_into(self._table)
+        if not target.is_mapped:
+            self.rows = DefaultRows(target, shape.columns)
+        self._looking = Detour(*BAD_TEXT if self.rows.skips_checks else ())
+        self._statement = self._copy_into(sql.Identifier(*filter(None, (shape.schema, shape.name))))
 
     def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
-        encode = self._rows.encode_quickly if self._looking.is_over else self._rows.encode
+        encode = self.rows.encode_quickly if self._looking.is_over else self.rows.encode
         self._send(rows for chunk in chunks(writes) for _, rows in encoded(chunk, encode, set_aside))
         self._looking.count()
 
@@ -171,7 +171,7 @@ class CopyPlan(TargetPlan):
         errors: dict[int, str] = {}
         for n, suspect in enumerate(suspects):
             try:
-                readable[n] = self._rows.texts(*suspect)
+                readable[n] = self.rows.texts(*suspect)
                 row_of(readable[n])
             except UnreadableRecord as unreadable:
                 errors[n] = str(unreadable)
@@ -193,8 +193,8 @@ class CopyPlan(TargetPlan):
     def _input_errors(self, rows: Sequence[Texts]) -> dict[int, str]:
         """The first error of each row that has one, by its index."""
         errors: dict[int, str] = {}
-        for column, name in enumerate(self.columns):
-            texts = [fields[column] for fields in rows]
+        for place, name in enumerate(self.columns):
+            texts = [fields[place] for fields in rows]
             type_name = self.shape.columns[name].definition
             if type_name == "text" or all(text is None for text in texts):
                 continue
@@ -204,9 +204,6 @@ class CopyPlan(TargetPlan):
                 said = f"{message}{f': {detail}' if detail else ''} ({code})"
                 errors.setdefault(n - 1, said[:ERROR_TEXT_MAX])
         return errors
-
-    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
-        return dict(zip(self.columns, self._rows.texts(*suspect), strict=True))
 
     def _copy(self, statement: str, rows: Iterable[bytes]) -> None:
         if not self.target.is_mapped:
@@ -248,7 +245,7 @@ class KeyedCopyPlan(CopyPlan):
             self._ordinal += "_"
         self._create = session.rendered(self._creation())
         self._stage_rows = self._copy_into(self._staging_table)
-        self._insert = session.rendered(self._insertion())
+        self._insert = self._insertion()
 
     def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
         super().land(writes, set_aside)
@@ -271,7 +268,7 @@ class KeyedCopyPlan(CopyPlan):
         self.session.query(self._create)
         self._keep_staging_table()
         self._copy(self._stage_rows, chunks)
-        self.session.query(self._insert)
+        self.session.execute(self._insert)
 
     def _keep_staging_table(self) -> None:
         """Drop the one that was used least recently, if the session has too many."""
@@ -300,38 +297,23 @@ class KeyedCopyPlan(CopyPlan):
             "CREATE TEMP TABLE IF NOT EXISTS {0} ({1}) ON COMMIT DELETE ROWS; DELETE FROM {0}"
         ).format(self._staging_table, sql.SQL(", ").join(columns))
 
-    def _insertion(self) -> sql.Composed:
-        updates = self.target.on_conflict is OnConflict.UPDATE
-        return sql.SQL(
-            "INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ORDER BY {ordinal} "
-            "ON CONFLICT ({key}) DO {action}"
-        ).format(
-            table=self._table,
-            columns=listed(self.columns),
-            source=self._last_of_each() if updates else self._staging_table,
-            ordinal=sql.Identifier(self._ordinal),
-            key=listed(self.target.key),
-            action=self._replacement() if updates else sql.SQL("NOTHING"),
-        )
-
-    def _last_of_each(self) -> sql.Composed:
-        """Selects the last row of each key, since one statement may change a row once only. Rows with NULL in
-        their key are no duplicates of another."""
-        key = self.target.key
-        nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
-        return sql.SQL(
-            "(SELECT DISTINCT ON ({key}, CASE WHEN {nulls} THEN {ordinal} END) * FROM {stage} "
-            "ORDER BY {key}, CASE WHEN {nulls} THEN {ordinal} END, {ordinal} DESC) AS latest"
-        ).format(
-            key=listed(key), nulls=nulls, ordinal=sql.Identifier(self._ordinal), stage=self._staging_table
-        )
-
-    def _replacement(self) -> sql.Composed:
-        """The key is set, too: equal is not always the same, 1.0 and 1.00 for one."""
-        return sql.SQL("UPDATE SET {}").format(
-            sql.SQL(", ").join(
-                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in self.columns
-            )
+    def _insertion(self) -> Insert:
+        """From the staging table. To update, the last row of each key: one statement may change a row once only.
+        Rows with NULL in their key are no duplicates of another."""
+        stage = table(self._stage, *map(column, (*self.columns, self._ordinal)), schema="pg_temp")
+        ordinal, key = stage.c[self._ordinal], [stage.c[name] for name in self.target.key]
+        rows = select(*(stage.c[name] for name in self.columns)).order_by(ordinal)
+        if self.target.on_conflict is OnConflict.IGNORE:
+            ignoring = insert(self.table).from_select(list(self.columns), rows)
+            return ignoring.on_conflict_do_nothing(index_elements=self.target.key)
+        itself = case((or_(*(part.is_(None) for part in key)), ordinal))
+        ranked = select(stage).order_by(*key, itself, ordinal.desc())
+        last = ranked.ext(distinct_on(*key, itself)).subquery()
+        latest = select(*(last.c[name] for name in self.columns)).order_by(last.c[self._ordinal])
+        replacing = insert(self.table).from_select(list(self.columns), latest)
+        # The key, too: equal is not always the same, 1.0 and 1.00 for one.
+        return replacing.on_conflict_do_update(
+            index_elements=self.target.key, set_={name: replacing.excluded[name] for name in self.columns}
         )
 
 
@@ -340,15 +322,14 @@ def listed(columns: Iterable[str]) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-class DefaultRows:
-    """Encodes records for one default target."""
+class DefaultRows(ColumnRows):
+    """Encodes records for one default target, in the binary format."""
 
-    skips_checks: Final = True
-    """Whether `encode_quickly` does."""
-
-    def __init__(self, payload_type: str) -> None:
-        self._version = b"\x01" if payload_type == "jsonb" else b""
-        self._type = payload_type
+    def __init__(self, target: Target, columns: Mapping[str, Column]) -> None:
+        super().__init__(target, columns)
+        self.skips_checks = True
+        self._type = columns["payload"].type
+        self._version = b"\x01" if self._type == "jsonb" else b""
 
     def texts(self, write: FeedWrite, batch: Batch, record: bytes) -> Texts:
         """What each column gets. Raises `UnreadableRecord` for what no payload column of this type could hold."""
@@ -358,7 +339,7 @@ class DefaultRows:
 
     def encode_quickly(self, chunk: Chunk) -> bytes:
         """Rows of a chunk, whatever is in the records."""
-        return b"".join([self._rows(span, span.records) for span in chunk])
+        return b"".join([self._binary(span, span.records) for span in chunk])
 
     def encode(self, chunk: Chunk) -> bytes:
         """Rows of a chunk. Raises `UnreadableRecord` if the payload's column cannot hold one of the records."""
@@ -366,7 +347,7 @@ class DefaultRows:
         for span in chunk:
             records = span.records
             self._check(span.text, records)
-            rows.append(self._rows(span, records))
+            rows.append(self._binary(span, records))
         return b"".join(rows)
 
     def _check(self, text: bytes, records: Sequence[bytes]) -> None:
@@ -390,7 +371,7 @@ class DefaultRows:
         if not text.isascii():
             decode(text)
 
-    def _rows(self, span: Span, records: Sequence[bytes]) -> bytes:
+    def _binary(self, span: Span, records: Sequence[bytes]) -> bytes:
         head, version = _head(span.write, span.batch), self._version
         if len(records) == 1:
             return b"".join((head, _length(len(version) + len(records[0])), version, records[0]))

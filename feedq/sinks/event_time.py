@@ -121,18 +121,12 @@ def _pointers_of_column(column: str, target: Target) -> list[str]:
 
 
 def _newest_first(batches: Sequence[Batch]) -> Iterator[tuple[bytes, datetime]]:
+    """The newest `LOOKED_AT` records and, behind them, perhaps more of a batch in one piece."""
     for batch in reversed(batches):
-        for record in reversed(batch.records) if batch.records is not None else _lines_backwards(batch.lines):
+        # From the end, without taking all lines apart.
+        newest = batch.records or (batch.lines or b"").rsplit(b"\n", LOOKED_AT + 1)[:-1]
+        for record in reversed(newest):
             yield record, batch.received_at
-
-
-def _lines_backwards(lines: bytes | None) -> Iterator[bytes]:
-    """From the last one on, without taking all of them apart."""
-    end = len(lines or b"") - 1
-    while lines is not None and end > 0:
-        begin = lines.rfind(b"\n", 0, end) + 1
-        yield lines[begin:end]
-        end = begin - 1
 
 
 def _seconds(value: Any) -> float | None:

@@ -308,7 +308,7 @@ class PostgresSession(SinkSession):
         return one_line(message)
 
     def row_of(self, error: Any) -> int | None:
-        return number_after(", line ", error.diag.context or "")
+        return number_after(", line ", cause_of(error).diag.context or "")
 
     def remedy(self, error: Exception) -> str:
         cause = cause_of(error) if isinstance(error, self.errors) else None
@@ -404,13 +404,12 @@ class PostgresSession(SinkSession):
 
     def end_session(self, number: int) -> None:
         # By its name, too: the number may be a stranger's by now.
-        self.query(
-            statements.END_SESSION, {"pid": number, "name": application_name(self.role, self.worker_id)}
-        )
+        name = application_name(self.role, self.worker_id)
+        self.query(statements.END_SESSIONS, {"names": [name], "pid": number})
 
     def end_workers(self, worker_ids: Collection[UUID]) -> int:
         names = [application_name(role, worker_id) for worker_id in worker_ids for role in ROLES]
-        return sum(done for (done,) in self.query(statements.END_SESSIONS, {"names": names}))
+        return sum(done for (done,) in self.query(statements.END_SESSIONS, {"names": names, "pid": None}))
 
     # -- dead letters --------------------------------------------------------------------------------
 

@@ -207,7 +207,7 @@ tests/contract/test_sink_postgresql_faults.py
         if [-len(refused) + len(left) < len(all_) or -]not self._failures:
 tests/contract/test_sink_postgresql_records.py
     default rows are never looked at, whatever the server has refused
-        Detour([-*BAD_TEXT if self._rows.skips_checks else ()-])
+        Detour([-*BAD_TEXT if self.rows.skips_checks else ()-])
     a flood of bad records is sorted out in everybody's transaction
         [-SET_ASIDE_MAX if briefly else -]None
     what one attempt has staged is inserted again by the next

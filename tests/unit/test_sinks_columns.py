@@ -26,7 +26,7 @@ from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.copyplan import DefaultRows
 from feedq.sinks.copytext import BeyondUs, ColumnRows, UnreadableRecord, check, chunks, row_of, texts_of_row
 from feedq.sinks.copytext import encoded as encoded_around
-from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, Otherwise, sources_of
+from feedq.sinks.mapping import DEFAULT_COLUMNS, ColumnRule, ColumnSource, Origin, Otherwise, sources_of
 from feedq.sinks.postgresql import driver_url
 from feedq.sinks.session import application_name
 from feedq.sinks.target_table import Column, column_sources
@@ -54,7 +54,12 @@ def columns_of(target: Target, *more: str) -> dict[str, Column]:
     return {name: column(TYPES.get(name[0], "text")) for name in names}
 
 
-def encoded(rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]) -> list[bytes]:
+def default_rows(payload_type: str) -> DefaultRows:
+    columns = {name: column("text") for name in DEFAULT_COLUMNS} | {"payload": column(payload_type)}
+    return DefaultRows(Target("raw", "json"), columns)
+
+
+def encoded(rows: ColumnRows, writes: Sequence[FeedWrite]) -> list[bytes]:
     """Rows of writes of which none is set aside."""
     landed, dead = sorted_out(rows, writes)
     if dead:
@@ -62,9 +67,7 @@ def encoded(rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]) -> list
     return landed
 
 
-def sorted_out(
-    rows: ColumnRows | DefaultRows, writes: Sequence[FeedWrite]
-) -> tuple[list[bytes], list[DeadRecord]]:
+def sorted_out(rows: ColumnRows, writes: Sequence[FeedWrite]) -> tuple[list[bytes], list[DeadRecord]]:
     dead: list[DeadRecord] = []
 
     def set_aside(suspect: SuspectRecord, why: str) -> None:
@@ -578,7 +581,7 @@ def test_a_default_row_holds_feed_epoch_time_and_the_records_own_bytes(
 ) -> None:
     batch = of_records(records)
     version = b"\x01" if payload_type == "jsonb" else b""
-    copied = b"".join(encoded(DefaultRows(payload_type), [write_of(batch)]))
+    copied = b"".join(encoded(default_rows(payload_type), [write_of(batch)]))
     micros = round((AT - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() * 10**6)
     assert decoded(copied) == [
         ['acme/"ö\t'.encode(), struct.pack(">q", 7), struct.pack(">q", micros), version + record]
@@ -588,7 +591,7 @@ def test_a_default_row_holds_feed_epoch_time_and_the_records_own_bytes(
 
 @given(records=st.lists(line, max_size=30), chunk_bytes=st.sampled_from([1, 7, 64, 65536]))
 def test_lines_land_as_the_same_rows_as_their_records(records: list[bytes], chunk_bytes: int) -> None:
-    rows = DefaultRows("jsonb")
+    rows = default_rows("jsonb")
     lines = of_lines(records)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copytext, "CHUNK_BYTES", chunk_bytes)
