@@ -1,6 +1,6 @@
 """Every verb answers the same, byte for byte, at the database and over HTTP, and is refused to whoever may not.
 
-A refusal changes nothing and is written down.
+Over HTTP the client of the command asks. A refusal changes nothing and is written down.
 The requests are those of `tests.api_examples`, at least one of each verb.
 """
 
@@ -23,6 +23,7 @@ import pytest
 from feedq.api.authentication import RefusalLog
 from feedq.api.endpoint import Endpoint
 from feedq.api.openapi import openapi
+from feedq.cli.doing import ApiConnection
 from feedq.control.store.postgresql import PostgresStore
 from feedq.core.roles import AccessRole, Caller
 from feedq.errors import InvalidInput
@@ -252,11 +253,22 @@ ADDRESS_MAX = 60_000
 AGE = re.compile(rb"[-+]?\b\d[\d.]*\s?(ms|[smhd])\b( ago)?|\b\d+ of \d+ in use|\b\d+ free")
 
 
+class Heard(ApiConnection):
+    """The client of the command, and the documents that the server has sent to it."""
+
+    sent = b""
+
+    def read(self, text: bytes, kind: Any) -> Any:
+        self.sent = bytes(text)
+        return super().read(text, kind)
+
+
 class Ways:
     """One caller on two ways to the same verbs."""
 
-    def __init__(self, here: At, there: ApiClient) -> None:
+    def __init__(self, here: At, there: ApiClient, token: str) -> None:
         self.here, self.there = here, there
+        self.command = Heard(there.url, token)
 
     def directly(self, example: Example) -> bytes:
         verb = example.verb
@@ -279,11 +291,13 @@ class Ways:
         return detail
 
     def by_server(self, example: Example) -> bytes:
-        answer = self.there.ask(example.verb.method, example.path, **example.asked)
-        assert answer.status_code == 200, (str(example), answer.text)
-        if not example.verb.is_stream:
-            return answer.content
-        return b"".join(line[6:] for line in answer.content.splitlines() if line.startswith(b"data: "))
+        """The answer as the command has it, which is what the server has sent."""
+        verb = example.verb
+        found = self.command.do(verb, verb.parse(example.arguments), None)
+        if verb.is_stream:
+            return b"".join(map(encode, found))
+        assert plain(encode(found)) == plain(self.command.sent), str(example)
+        return self.command.sent
 
 
 @pytest.fixture
@@ -303,7 +317,9 @@ def ways(control_database_url: str, postgres: Postgres, tmp_path: Path) -> Itera
         closing(PostgresStore(url)) as other,
         ApiClient(Endpoint.of(other, there), token=token) as client,
     ):
-        yield Ways(At(store, here, caller, Endpoint.of(store, here).at.open_sink), client)
+        made = Ways(At(store, here, caller, Endpoint.of(store, here).at.open_sink), client, token)
+        with closing(made.command):
+            yield made
     for copy in (url, other_sink):
         postgres.drop_database(_name(copy))
 

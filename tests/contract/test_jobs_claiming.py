@@ -124,21 +124,6 @@ def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarnes
 # -- overlap -----------------------------------------------------------------------------------------
 
 
-def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    start = jobs.now().replace(microsecond=0)
-    ticks = [start.replace(year=2020, month=month, day=1) for month in (3, 1, 2)]
-    jobs.schedules.backfill("nightly", ticks)
-    seen = []
-    for _ in ticks:
-        claimed = claim_one(jobs, worker)
-        seen.append(claimed.tick_at.month)
-        assert claim(jobs, worker) == []
-        finish(jobs, worker, ended(claimed))
-    assert seen == [1, 2, 3]
-
-
 # -- what cannot be read -----------------------------------------------------------------------------
 
 

@@ -58,12 +58,6 @@ def test_a_second_finish_has_no_effect(jobs: JobsHarness) -> None:
     assert len(jobs.events("run_finish_rejected")) == 2
 
 
-def test_another_worker_cannot_finish_it(jobs: JobsHarness) -> None:
-    _, run = started(jobs)
-    assert finish(jobs, jobs.job_worker("b"), ended(run)) == []
-    assert jobs.schedules.run(run.id).state is S.RUNNING
-
-
 def test_a_stale_fence_cannot_finish_it(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
     finish(jobs, worker, ended(run, S.WAITING))

@@ -9,9 +9,8 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 import pytest
 
-from feedq.control.store.database import Connection
 from feedq.control.store.jobs import firing
-from feedq.core.schedule.model import NewRun, RunKind, RunState, Schedule, ScheduleState
+from feedq.core.schedule.model import RunKind, RunState, Schedule, ScheduleState
 from feedq.core.schedule.spec import CatchUp, Overlap, ResumePolicy
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, job_of_run, runs_of, states
@@ -116,16 +115,6 @@ def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> N
     assert fire(jobs) == [], "and no second time"
 
 
-def test_of_many_due_as_many_are_fired_as_one_look_may(jobs: JobsHarness) -> None:
-    for n in range(5):
-        jobs.schedule(f"s{n}")
-    jobs.elapse(INTERVAL_S)
-    first = jobs.store.jobs.runs.fire_due(limit=3)
-    assert (first.runs, first.more, first.next_in_s) == (3, True, 0.0)
-    second = jobs.store.jobs.runs.fire_due(limit=3)
-    assert (second.runs, second.more) == (2, False)
-
-
 def test_a_tick_that_was_backfilled_before_it_fell_due_is_not_doubled(jobs: JobsHarness) -> None:
     jobs.schedule()
     jobs.elapse(INTERVAL_S)
@@ -143,23 +132,6 @@ def test_whatever_was_decided_a_watermark_never_goes_back(jobs: JobsHarness) -> 
     with jobs.database.transaction() as c:
         firing.write(c, [firing.Decided(schedule.id, "nightly")], [])
     assert jobs.schedules.get("nightly").next_tick_at is None, "the end of all ticks is later than any"
-
-
-def test_what_is_unfinished_is_counted_for_the_overlap_policy(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.schedule()
-    for _ in range(2):
-        jobs.elapse(INTERVAL_S)
-        fire(jobs)
-    assert states(jobs) == {S.WAITING: 1, S.SKIPPED_OVERLAP: 1}
-    run = claim_one(jobs, worker)
-    jobs.elapse(INTERVAL_S)
-    fire(jobs)
-    assert states(jobs) == {S.RUNNING: 1, S.SKIPPED_OVERLAP: 2}
-    finish(jobs, worker, ended(run))
-    jobs.elapse(INTERVAL_S)
-    fire(jobs)
-    assert states(jobs) == {S.SUCCEEDED: 1, S.SKIPPED_OVERLAP: 2, S.WAITING: 1}
 
 
 def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) -> None:
@@ -266,27 +238,6 @@ def test_of_too_much_a_look_decides_what_it_has_time_for(
 
 
 # -- killed under way --------------------------------------------------------------------------------
-
-
-def test_killed_before_the_commit_nothing_has_happened(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
-    before = jobs.schedules.get("nightly")
-    jobs.elapse(INTERVAL_S)
-    real = firing.write
-
-    def killed(c: Connection, decided: list[firing.Decided], runs: list[NewRun]) -> int:
-        assert real(c, decided, runs) == 1
-        raise ConnectionResetError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(firing, "write", killed)
-        with pytest.raises(ConnectionResetError):
-            jobs.store.jobs.runs.fire_due(limit=10)
-    assert runs_of(jobs) == []
-    assert watermark(jobs) == (before.next_tick_at or jobs.now()) - timedelta(seconds=INTERVAL_S)
-    assert len(fire(jobs)) == 1, "the next look does it"
 
 
 # -- backfills ---------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from feedq.control.store.jobs import runs
 from feedq.core.schedule.model import ClaimedRun, QueueDepth, RunState
 from feedq.core.schedule.spec import Overlap, Queue, Semantics
-from feedq.errors import NotFound
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import (
     ask,
@@ -48,20 +47,6 @@ def test_a_bucket_gives_out_its_tokens_and_fills_up_again(jobs: JobsHarness) -> 
     assert len(claim(jobs, worker)) == 2, "no more than its burst, however long nobody drew from it"
 
 
-def test_a_full_queue_keeps_no_other_waiting(jobs: JobsHarness) -> None:
-    worker = jobs.job_worker()
-    jobs.queues.set(Queue(name="full", concurrency=1))
-    waiting_in(jobs, "full", 1)
-    claim_one(jobs, worker)
-    jobs.execute(
-        "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, queue, exclusive) "
-        "SELECT schedule_id, 'm' || n, due_at, due_at - interval '1 hour', due_at - interval '1 hour', job, "
-        "queue, false FROM feedq.run, generate_series(1, 3000) n"
-    )
-    waiting_in(jobs, "open", 2)
-    assert [run.schedule for run in claim(jobs, worker)] == ["open", "open"]
-
-
 def test_a_limited_queue_is_not_starved_by_one_without_limits(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.queues.set(Queue(name="limited", concurrency=1))
@@ -76,22 +61,6 @@ def test_a_limited_queue_is_not_starved_by_one_without_limits(jobs: JobsHarness)
 def tokens(jobs: JobsHarness, name: str = "mail") -> float:
     ((count,),) = jobs.execute("SELECT tokens FROM feedq.job_queue WHERE name = %s", name)
     return float(str(count))
-
-
-def test_limits_are_set_changed_and_removed(jobs: JobsHarness) -> None:
-    assert jobs.queues.all() == []
-    jobs.queues.set(Queue(name="slow", concurrency=1))
-    jobs.queues.set(Queue(name="mail", rate_per_s=2.5, burst=10.0))
-    assert jobs.queues.all() == [
-        Queue(name="mail", rate_per_s=2.5, burst=10.0),
-        Queue(name="slow", concurrency=1),
-    ]
-    jobs.queues.set(Queue(name="mail", concurrency=3))
-    assert jobs.queues.all()[0] == Queue(name="mail", concurrency=3)
-    jobs.queues.remove("mail")
-    assert jobs.queues.all() == [Queue(name="slow", concurrency=1)]
-    with pytest.raises(NotFound, match="'mail'"):
-        jobs.queues.remove("mail")
 
 
 def test_a_change_gives_no_starts_away_and_takes_none(jobs: JobsHarness) -> None:

@@ -21,7 +21,6 @@ from feedq.core.model import (
     Reason,
     Release,
     Rewind,
-    TargetState,
     Worker,
 )
 from feedq.telemetry.logs import EventKind
@@ -143,16 +142,6 @@ def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:
     assert abs(lease.due_at - lease.last_error_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
 
 
-def test_a_pause_taken_back_before_the_owner_let_go_starts_the_feed_again(harness: Harness) -> None:
-    worker, feed, key = harness.running()
-    harness.stop(feed)
-    harness.store.feeds.set_target(feed.name, TargetState.RUNNING)
-    harness.absorb_edits()
-    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
-    _, sent = harness.reconcile()
-    assert [a.feed_id for a in sent] == [feed.id]
-
-
 def test_a_failure_of_a_declaration_edited_meanwhile_does_not_outlive_the_edit(harness: Harness) -> None:
     worker, feed, key = harness.running()
     harness.store.feeds.edit(spec(source={"url": "tcp://127.0.0.1:7002"}))
@@ -228,14 +217,6 @@ def test_the_time_of_the_last_record_is_on_the_databases_clock(harness: Harness)
     assert since == pytest.approx(15, abs=5)
 
 
-def test_a_report_says_which_feeds_are_lost(harness: Harness) -> None:
-    worker = harness.worker()
-    kept, lost = harness.feed("kept"), harness.feed("lost")
-    keys = [harness.run(kept, worker), harness.run(lost, worker)]
-    harness.delete_lease(lost.id)
-    assert harness.store.leases.report(worker.id, [progress(k) for k in keys]).held == [keys[0]]
-
-
 @pytest.mark.parametrize(
     "cursor",
     [None, 0, "x", {"k\x00": ["\x00", "\ud800"]}, {"deep": [{"er": 1.5}]}, 10**30, "\u2028", [float("nan")]],
@@ -282,16 +263,6 @@ def test_what_is_to_stop_cannot_be_claimed_again(harness: Harness) -> None:
     harness.stop(feed)
     assert harness.store.leases.claim(worker.id, [key]) == []
     assert harness.lease(feed).state is LeaseState.STOPPING
-
-
-def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> None:
-    worker, feed, key = harness.running()
-    assert harness.store.leases.stop_requests(worker.id) == []
-    harness.stop(feed)
-    (request,) = harness.store.leases.stop_requests(worker.id)
-    assert (request.key, request.reason) == (key, Reason.PAUSED)
-    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
-    assert harness.store.leases.stop_requests(worker.id) == []
 
 
 @pytest.mark.parametrize(("sink_epoch", "next_epoch"), [(41, 42), (1, 2), (0, 2), (2**63 - 1, 2)])

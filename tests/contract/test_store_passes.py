@@ -31,23 +31,6 @@ def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
 # -- all or nothing -------------------------------------------------------------------
 
 
-def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    harness.absorb_edits()
-    before = harness.lease(feed)
-
-    def die_halfway() -> None:
-        with harness.in_a_pass() as p:
-            p.assign([(feed.id, worker.id)])
-            raise RuntimeError("killed here")
-
-    with pytest.raises(RuntimeError, match="killed here"):
-        die_halfway()
-    assert harness.lease(feed) == before
-    assert len(events_of(harness.store, feed.name)) == 1
-    assert harness.assign(feed, worker) == (feed.id, 1), "the epoch of the failed pass was never given out"
-
-
 # -- the gone ----------------------------------------------------------------------------------------
 
 

@@ -5,14 +5,12 @@ Every step of `FakeFleet` checks that no feed is read twice, lost or given away 
 
 from __future__ import annotations
 
-from collections import Counter
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeFleet
-from tests.fakes.durations import DURATIONS
 
 pytestmark = pytest.mark.usefixtures("control")
 
@@ -126,60 +124,6 @@ def test_an_outage_fails_nobody_over_but_a_worker_that_dies_in_it_and_that_one_t
 # -- from the decision to the claim ------------------------------------------------------------------
 
 
-def spread(fleet: FakeFleet) -> list[int]:
-    """How many feeds each worker streams."""
-    held = Counter(view.worker for view in fleet.store.feeds.views() if view.worker)
-    return sorted(held[name] for name in fleet.workers)
-
-
-def test_a_cold_start_settles_and_then_spreads() -> None:
-    fleet = FakeFleet()
-    fleet.add_feeds(7)
-    fleet.add_worker("a")
-    fleet.run(1)
-    fleet.add_worker("b")
-    fleet.run(0.5)
-    fleet.add_worker("c")
-    fleet.run(8)
-    expect(
-        fleet,
-        """
-        t=0.0 person: adds feeds 1,2,3,4,5,6,7
-        t=0.0 worker a: starts
-        t=0.1 control: cannot place 7 settling
-        t=1.0 worker b: starts
-        t=1.5 worker c: starts
-        t=2.1 control: assigns 1@1,6@1 to b
-        t=2.1 control: assigns 2@1,4@1 to a
-        t=2.1 control: assigns 3@1,5@1,7@1 to c
-        t=2.2 worker a: streams feeds 2,4
-        t=2.2 worker b: streams feeds 1,6
-        t=2.2 worker c: streams feeds 3,5,7
-        """,
-    )
-    assert spread(fleet) == [2, 2, 3]
-    assert fleet.everything_streams()
-
-
-def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
-    fleet = streaming_fleet()
-    fleet.broker.to_lose = 1
-    fleet.control.notifications_to_lose = 1
-    fleet.add_feeds(1)
-    fleet.run(3)
-    assert fleet.everything_streams()
-    streams = next(line for line in fleet.lines if "worker a: streams feed 5" in line)
-    assert 10.2 < float(streams.removeprefix("t=").split()[0]) <= 10.2 + fleet.settings.heartbeat_s
-
-
-HOLD_S = 5.0
-
-
-def holding_fleet(*, workers: str = "abc", feeds: int = 4) -> FakeFleet:
-    settings = DURATIONS.model_copy(update={"restart_hold_s": HOLD_S})
-    return streaming_fleet(workers=workers, feeds=feeds, settings=settings)
-
-
 def feeds_of(fleet: FakeFleet) -> dict[str, int]:
     views = fleet.store.workers.views()
     return {view.worker.name: view.leases for view in views}
@@ -210,19 +154,6 @@ def test_a_third_worker_gets_its_part_once_it_has_settled_and_no_feed_moves_twic
 
 
 # -- announced restarts ------------------------------------------------------------------------------
-
-
-def test_a_rolling_restart_gives_each_feed_back_to_its_own_worker() -> None:
-    fleet = holding_fleet(workers="abcd", feeds=12)
-    owners = {n: fleet.source.owners(n) for n in range(1, 13)}
-    for name in "abcd":
-        fleet.terminate(name)
-        fleet.run(3)
-        fleet.add_worker(name)
-        fleet.run_until(fleet.everything_streams, limit_s=2)
-    fleet.run(30)
-    assert {n: fleet.source.owners(n) for n in range(1, 13)} == owners
-    assert set(epochs(fleet).values()) == {2}
 
 
 # -- how the stories begin and are compared ----------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -128,26 +128,6 @@ def test_an_idle_fleet_writes_no_history(store: SteppedStore) -> None:
     for _ in range(5):
         run(store)
     assert store.control.observe("SELECT count(*) FROM feedq.event") == before
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda store: None, Reason.NO_CAPACITY),
-        (lambda store: add_worker(store, capacity=0), Reason.NO_CAPACITY),
-    ],
-)
-def test_why_feeds_wait_is_written_once_and_counted(
-    store: SteppedStore, make: Callable[[SteppedStore], object], reason: Reason
-) -> None:
-    make(store)
-    add_feeds(store, 2)
-    report, _ = run(store)
-    assert report.unplaced == {reason: 2}
-    assert {v.lease.reason for v in store.feeds.views()} == {reason}
-    add_worker(store, "b", capacity=5)
-    run(store)
-    assert run(store)[0].unplaced == {}
 
 
 def test_what_was_edited_is_looked_at_over_several_passes(
