@@ -84,8 +84,11 @@ WHERE e.message IS NOT NULL
 
 _FINGERPRINT: Final = """c.oid, concat_ws(' ', c.relnamespace::regnamespace, c.relname, c.relowner, c.relacl,
     (SELECT string_agg(concat(a.xmin, a.ctid), ' ' ORDER BY a.attnum)
-     FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0))"""
-# The rows of the catalog that a column has are written anew whenever anything about it changes.
+     FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0),
+    (SELECT string_agg(concat(i.indexrelid, i.xmin, i.ctid), ' ' ORDER BY i.indexrelid)
+     FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisunique))"""
+# The rows of the catalog for a column or an index are written anew whenever anything about it changes. Without the
+# unique index of its key, a table would take a record twice.
 
 FINGERPRINTS: Final = f"SELECT {_FINGERPRINT} FROM pg_class AS c WHERE c.oid = ANY(%(oids)s::oid[])"
 # With each commit, so it takes no names: to look these up costs more than all the rest.

@@ -390,6 +390,30 @@ def test_a_table_that_changes_under_a_stream_gets_right_values(
     assert harness.query("SELECT c::text FROM kinds ORDER BY n") == shown
 
 
+@pytest.mark.parametrize(
+    "change", ["DROP INDEX keyed", "DROP INDEX keyed; CREATE UNIQUE INDEX ON orders (sku)"]
+)
+def test_a_key_that_loses_its_index_under_a_stream_lands_nothing_twice(
+    harness: PostgresSinkHarness, change: str
+) -> None:
+    """A straight COPY meets no violated constraint any more."""
+    harness.query("CREATE TABLE orders (seq bigint, sku text); CREATE UNIQUE INDEX keyed ON orders (seq)")
+    target = Target("orders", "json", sources_of({"seq": "/seq", "sku": "/sku"}), ("seq",))
+    sink = fenced(harness, target)
+
+    def land() -> Written:
+        return sink.write([write(1, 1, batch(b'{"seq": 1, "sku": "a"}'), target=target)], briefly=True)
+
+    assert land().landed == {(1, 1): 1}
+    harness.query(change)
+    for _ in range(2):
+        assert "CREATE UNIQUE INDEX" in land().unusable[1, 1]
+    assert harness.query("SELECT seq FROM orders") == [(1,)]
+    harness.query("CREATE UNIQUE INDEX keyed ON orders (seq)")
+    assert land().landed == {(1, 1): 1}
+    assert harness.query("SELECT seq FROM orders") == [(1,)]
+
+
 def test_a_default_table_whose_payload_changes_its_type_never_takes_the_old_form(
     harness: PostgresSinkHarness,
 ) -> None:
