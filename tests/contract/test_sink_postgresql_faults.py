@@ -15,7 +15,8 @@ from uuid import uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import Blocked, Fenced, Target, Written
+from feedq.sinks import refusals
+from feedq.sinks.base import Blocked, Fenced, FenceRequest, Target, Written
 from feedq.worker.batch_queue import BatchQueue
 from tests.contract.sink_harness import PostgresSinkHarness
 from tests.contract.sink_stage import (
@@ -197,14 +198,20 @@ def test_a_record_about_which_a_trigger_raises_what_tables_and_servers_raise_is_
 
 
 class RealPath(DataPath):
-    """A writer and a fencer over the database of a harness."""
+    """A writer and a fencer over the database of a harness, where the tests fence their feeds themselves."""
+
+    set_aside_max = refusals.SET_ASIDE_MAX
 
     def __init__(self, harness: PostgresSinkHarness) -> None:
         super().__init__()
+        self.file.plain.close()
         self._harness = harness
 
     def make_sink(self) -> Any:
         return self._harness.sink(worker_id=self.worker_id)
+
+    def fence(self, request: FenceRequest) -> None:
+        pass
 
 
 async def test_two_feeds_whose_tables_raise_what_servers_in_trouble_raise_hold_up_no_third(

@@ -41,6 +41,9 @@ FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
 class DataPath:
     """One sink, its writer and its fencer, for one worker."""
 
+    set_aside_max = 0
+    """As if each refused record were a flood of them: its feed is written apart."""
+
     def __init__(
         self,
         file: SinkFile | None = None,
@@ -73,8 +76,7 @@ class DataPath:
         )
 
     def __enter__(self) -> DataPath:
-        # As if each refused record were a flood of them: its feed is written apart.
-        self._patch.setattr(refusals, "SET_ASIDE_MAX", 0)
+        self._patch.setattr(refusals, "SET_ASIDE_MAX", self.set_aside_max)
         self.writer.start()
         return self
 
@@ -85,6 +87,9 @@ class DataPath:
 
     def make_sink(self) -> FaultySink:
         return self.file.sink(self.worker_id)
+
+    def fence(self, request: FenceRequest) -> None:
+        self.file.plain.fence([request], lock_timeout_s=LIMIT_S)
 
     def open_batch_queue(
         self,
@@ -97,8 +102,7 @@ class DataPath:
         on_change: Callable[[], None] = lambda: None,
     ) -> BatchQueue:
         """That of a feed that is fenced, under the epoch of its key unless it has a checkpoint already."""
-        request = FenceRequest(key[0], feed, key[1], target, IDENTITY)
-        self.file.plain.fence([request], lock_timeout_s=LIMIT_S)
+        self.fence(FenceRequest(key[0], feed, key[1], target, IDENTITY))
         spec = FeedSpec(name=feed, connector="tcp", source={}, sink={})
         claim = Claim(Feed(key[0], spec, 1, AT, AT, IDENTITY), key[1], 0)
         return BatchQueue(
