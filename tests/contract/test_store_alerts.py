@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,12 @@ class Bench:
         sql = "SELECT failures FROM feedq.alert_target WHERE target = %s"
         ((count,),) = self.harness.execute(sql, target)
         return int(str(count))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_apprise() -> None:
+    """The first import compiles hundreds of modules, which may take longer than a target has to answer."""
+    subprocess.run([sys.executable, "-c", "import apprise"], check=True, timeout=100)
 
 
 @pytest.fixture

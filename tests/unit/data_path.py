@@ -83,6 +83,7 @@ class DataPath:
     def __exit__(self, *_: object) -> None:
         self.writer.stop(timeout_s=LIMIT_S)
         self.fencer.stop(timeout_s=LIMIT_S)
+        self.file.plain.close()
         self._patch.undo()
 
     def make_sink(self) -> FaultySink:
