@@ -204,7 +204,6 @@ class RealPath(DataPath):
 
     def __init__(self, harness: PostgresSinkHarness) -> None:
         super().__init__()
-        self.file.plain.close()
         self._harness = harness
 
     def make_sink(self) -> Any:

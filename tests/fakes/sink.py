@@ -67,8 +67,9 @@ class SinkFile:
         self._held: sqlite3.Connection | None = None
         """The connection that keeps everybody from writing."""
         self.plain = SqlSink(self.url, environment=environment, worker_id=uuid4(), role="writer")
-        """A sink without faults."""
-        self.plain.checkpoints()  # which makes the tables
+        """A sink without faults. Closed after each use: a test may count what it leaves open."""
+        with closing(self.plain) as plain:
+            plain.checkpoints()  # which makes the tables
 
     def sink(self, worker_id: UUID | None = None, *, role: str = "writer") -> FaultySink:
         return FaultySink(self, worker_id or uuid4(), role=role)
@@ -102,11 +103,13 @@ class SinkFile:
 
     @property
     def dead(self) -> list[DeadLetter]:
-        return self.plain.dead_letters(after=0, limit=10**6)
+        with closing(self.plain) as plain:
+            return plain.dead_letters(after=0, limit=10**6)
 
     def checkpoint(self, feed_id: int) -> Checkpoint:
         """That of a feed that has one."""
-        return next(one for one in self.plain.checkpoints() if one.feed_id == feed_id)
+        with closing(self.plain) as plain:
+            return next(one for one in plain.checkpoints() if one.feed_id == feed_id)
 
     def put_checkpoint(
         self,

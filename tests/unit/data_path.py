@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
@@ -83,14 +83,14 @@ class DataPath:
     def __exit__(self, *_: object) -> None:
         self.writer.stop(timeout_s=LIMIT_S)
         self.fencer.stop(timeout_s=LIMIT_S)
-        self.file.plain.close()
         self._patch.undo()
 
     def make_sink(self) -> FaultySink:
         return self.file.sink(self.worker_id)
 
     def fence(self, request: FenceRequest) -> None:
-        self.file.plain.fence([request], lock_timeout_s=LIMIT_S)
+        with closing(self.file.plain) as plain:
+            plain.fence([request], lock_timeout_s=LIMIT_S)
 
     def open_batch_queue(
         self,
