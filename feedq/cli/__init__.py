@@ -33,7 +33,7 @@ COLLECT_AFTER: Final = 100_000
 """Objects; usually 700."""
 
 
-class Failed(click.ClickException):
+class CommandFailed(click.ClickException):
     """Ends the command with a message."""
 
     def __init__(self, message: str) -> None:
@@ -41,7 +41,7 @@ class Failed(click.ClickException):
         super().__init__(wording.printable_lines(message))
 
 
-class Refused(Failed):
+class Refused(CommandFailed):
     """Ends the command with a message about what was asked wrongly."""
 
     exit_code = 2
@@ -100,9 +100,9 @@ class Root(Group):
             if name not in EMBEDDED:
                 raise
             why = f"`feedq {name}` needs the embedded servers: pip install 'feedq[embedded]' ({error})"
-            raise Failed(why) from None
+            raise CommandFailed(why) from None
         except FeedqError as error:
-            raise (Refused if isinstance(error, InvalidInput) else Failed)(str(error)) from error
+            raise (Refused if isinstance(error, InvalidInput) else CommandFailed)(str(error)) from error
 
 
 def _author() -> Author:

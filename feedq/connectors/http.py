@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions
+from feedq.connectors.http_client import NO_CONTENT, HttpAnswer, HttpClient, HttpRequestOptions
 from feedq.connectors.http_polling import FRAMED, LINK, Poller
 from feedq.connectors.reading import StreamOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
@@ -151,7 +151,7 @@ class HttpConnector:
                 yield batch
         raise _closed(answer, discarded=discarded, heard=stream.was_heard)
 
-    def _last(self, framer: Framer, answer: Answer) -> Records:
+    def _last(self, framer: Framer, answer: HttpAnswer) -> Records:
         """The record at the end of an answer that has no end mark, if it is sure to be whole."""
         is_sure = self._options.format == "json" and answer.is_delimited and self._options.end_mark
         if not framer.pending or not is_sure:
@@ -162,7 +162,7 @@ class HttpConnector:
         return last if is_whole else Records()
 
 
-def _closed(answer: Answer, *, discarded: int, heard: bool) -> SourceUnavailable:
+def _closed(answer: HttpAnswer, *, discarded: int, heard: bool) -> SourceUnavailable:
     if discarded:
         when = f" in the middle of a record ({discarded} bytes)"
     else:

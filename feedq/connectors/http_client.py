@@ -30,7 +30,7 @@ import httpx
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context
-from feedq.connectors.wire.connection import Connection, open_connection
+from feedq.connectors.wire.connection import SourceConnection, open_connection
 from feedq.connectors.wire.remote import (
     TIMEOUT_S_MAX,
     USER_AGENT,
@@ -130,7 +130,7 @@ class HttpRequestOptions(RequestOptions):
         return any(f"{{{CURSOR}}}" in text for text in (self.url, self.body, *self.headers.values()))
 
 
-class Answer:
+class HttpAnswer:
     """The answer to a request: its head, and its content, unpacked."""
 
     def __init__(self, head: h11.Response, url: httpx.URL, link: _Link) -> None:
@@ -234,7 +234,7 @@ class HttpClient:
     @asynccontextmanager
     async def ask(
         self, cursor: JSON, *, accept: str = "*/*", extra: Mapping[str, str] | None = None, page: str = ""
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[HttpAnswer]:
         """The answer to the feed's request after ``cursor``, or to one for ``page`` instead: see `page_at`.
 
         Raises:
@@ -288,7 +288,7 @@ class HttpClient:
         encoded = [(name.encode("ascii"), value) for name, value in sent.items()]
         return httpx.Request(options.method, url, headers=encoded, content=content)
 
-    async def _follow(self, request: httpx.Request) -> Answer:
+    async def _follow(self, request: httpx.Request) -> HttpAnswer:
         """The answer behind all redirects."""
         for _ in range(REDIRECTS_MAX + 1):
             answer = await self._send(request)
@@ -298,7 +298,7 @@ class HttpClient:
             request = self._redirected(request, answer)
         raise SourceUnavailable(f"{self._home}: more than {REDIRECTS_MAX} redirects")
 
-    def _redirected(self, request: httpx.Request, answer: Answer) -> httpx.Request:
+    def _redirected(self, request: httpx.Request, answer: HttpAnswer) -> httpx.Request:
         where = answer.where
         try:
             url = request.url.join(answer.headers["location"])
@@ -316,7 +316,7 @@ class HttpClient:
         content = request.content if method == "POST" else None
         return httpx.Request(method, url, headers=headers, content=content)
 
-    async def _send(self, request: httpx.Request) -> Answer:
+    async def _send(self, request: httpx.Request) -> HttpAnswer:
         where = location_of(request.url)
         kept, self._link = self._link, None
         if kept is not None:
@@ -338,7 +338,7 @@ class HttpClient:
         )
         return await self._ask(_Link(connection, where), request)
 
-    async def _ask(self, link: _Link, request: httpx.Request) -> Answer:
+    async def _ask(self, link: _Link, request: httpx.Request) -> HttpAnswer:
         timeout_s = self._options.response_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -352,14 +352,14 @@ class HttpClient:
             link.close()
             raise
         self._link = link
-        return Answer(head, request.url, link)
+        return HttpAnswer(head, request.url, link)
 
     def _would_get_body(self, there: Location, where: Location, *, told: str) -> FeedMisconfigured:
         return FeedMisconfigured(
             f"{where}: {told} {there}, which would get source.body too; if that is intended, set source.url to it"
         )
 
-    def page_at(self, link: str, answer: Answer) -> str:
+    def page_at(self, link: str, answer: HttpAnswer) -> str:
         """An address in an answer as `ask` takes it for a page; it may hold what our request held.
 
         Raises:
@@ -382,7 +382,7 @@ class HttpClient:
 
     # -- the answer ----------------------------------------------------------------------------------
 
-    def _check(self, answer: Answer) -> None:
+    def _check(self, answer: HttpAnswer) -> None:
         """Raises what a status means that is neither a success nor ``304``."""
         status, where = answer.status, answer.where
         if 200 <= status < 300 or status == HTTPStatus.NOT_MODIFIED:
@@ -410,7 +410,7 @@ class HttpClient:
 class _Link:
     """Holds a connection, and how far the conversation on it is."""
 
-    def __init__(self, connection: Connection, where: Location) -> None:
+    def __init__(self, connection: SourceConnection, where: Location) -> None:
         self.where = where
         self._connection = connection
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from feedq.connectors.base import Context
-from feedq.connectors.http_client import NO_CONTENT, Answer, HttpClient
+from feedq.connectors.http_client import NO_CONTENT, HttpAnswer, HttpClient
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.records.batch import Batch, Records
@@ -408,7 +408,7 @@ class Poller:
 
     # -- what an answer holds ------------------------------------------------------------------------
 
-    async def _read(self, answer: Answer, body: bytes, client: HttpClient) -> PollAnswer:
+    async def _read(self, answer: HttpAnswer, body: bytes, client: HttpClient) -> PollAnswer:
         at = self._position.at
         records, why = await self._records(answer, body)
         if why is not None:
@@ -429,7 +429,7 @@ class Poller:
             modified=answer.headers.get("last-modified", ""),
         )
 
-    async def _records(self, answer: Answer, body: bytes) -> Cut:
+    async def _records(self, answer: HttpAnswer, body: bytes) -> Cut:
         options = self._options
         if not body:
             return (), None
@@ -469,7 +469,7 @@ class Poller:
             )
         return cut
 
-    def _next_page(self, answer: Answer, body: bytes, client: HttpClient) -> str:
+    def _next_page(self, answer: HttpAnswer, body: bytes, client: HttpClient) -> str:
         """The address of the next page; empty if there is none."""
         pointer = self._options.next_page
         if pointer is None or (pointer != LINK and not body):
@@ -488,7 +488,7 @@ class Poller:
             )
         return address
 
-    def _link_at(self, pointer: str, answer: Answer, body: bytes) -> str:
+    def _link_at(self, pointer: str, answer: HttpAnswer, body: bytes) -> str:
         try:
             (text,) = TextPointers([pointer]).find(body)
         except ValueError:
@@ -522,5 +522,5 @@ def frame_whole(content: bytes, options: HttpOptions) -> Steps[Cut | None]:
     return records, framer.refusal
 
 
-def _no_json(answer: Answer) -> SourceUnavailable:
+def _no_json(answer: HttpAnswer) -> SourceUnavailable:
     return SourceUnavailable(f"{answer.where}: its answer is not JSON, or nested too deeply")

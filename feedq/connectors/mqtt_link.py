@@ -28,7 +28,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from feedq.connectors.base import Context
 from feedq.connectors.messages import MESSAGES_AT_ONCE, SAID_CHARACTERS_MAX, credential
-from feedq.connectors.wire.connection import Connection
+from feedq.connectors.wire.connection import SourceConnection
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
 from feedq.records.turns import Steps, in_turns, others_turn
 
@@ -63,7 +63,7 @@ class Message(NamedTuple):
 class MqttLink:
     """A connection, which is read when messages are asked for, and not before."""
 
-    def __init__(self, connection: Connection, options: MqttOptions, context: Context) -> None:
+    def __init__(self, connection: SourceConnection, options: MqttOptions, context: Context) -> None:
         self._options = options
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -338,7 +338,7 @@ class MqttLink:
 class PahoSocket:
     """Stands for paho's socket: gives it what has come, as far as the filter lets it through, and sends."""
 
-    def __init__(self, connection: Connection, packet_filter: PacketFilter) -> None:
+    def __init__(self, connection: SourceConnection, packet_filter: PacketFilter) -> None:
         self.packet_filter = packet_filter
         self.is_dry = True
         """Whether the last reading found nothing more."""

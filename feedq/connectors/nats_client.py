@@ -27,7 +27,7 @@ from nkeys import NkeysError, from_seed
 from feedq import __version__
 from feedq.connectors.base import Context
 from feedq.connectors.messages import SAID_CHARACTERS_MAX, Inbox, credential
-from feedq.connectors.wire.connection import Connection
+from feedq.connectors.wire.connection import SourceConnection
 from feedq.core.json_texts import read_json
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
@@ -175,7 +175,7 @@ class JetStreamRefusal(Exception):
 class NatsClient:
     """Holds one connection, and does not reconnect."""
 
-    def __init__(self, connection: Connection, options: NatsOptions, context: Context) -> None:
+    def __init__(self, connection: SourceConnection, options: NatsOptions, context: Context) -> None:
         self.inbox: Inbox[NatsMessage] = Inbox(bytes_max=options.buffer_bytes, room=context.room)
         """For messages that are records."""
         self.on_record: Callable[[NatsMessage], None] = lambda _: None

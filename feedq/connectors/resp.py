@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from feedq.connectors.wire.connection import Connection
+from feedq.connectors.wire.connection import SourceConnection
 from feedq.errors import SourceSilent, SourceUnavailable
 
 LINE_BYTES_MAX: Final = 4 * 1024
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 class RedisLink:
     """Reads one connection to a server. Methods raise `SourceUnavailable` when it has ended."""
 
-    def __init__(self, connection: Connection, *, where: object) -> None:
+    def __init__(self, connection: SourceConnection, *, where: object) -> None:
         self._connection = connection
         self._where = where
         self._buffer = b""

@@ -28,7 +28,7 @@ import msgspec
 from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
-from feedq.connectors.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.http_client import NO_CONTENT, HttpAnswer, HttpClient, HttpRequestOptions, named
 from feedq.connectors.reading import CursorOptions, RecordStream
 from feedq.core.model import JSON
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
@@ -179,7 +179,7 @@ class SseConnector:
         return last_id
 
 
-def _check(answer: Answer) -> None:
+def _check(answer: HttpAnswer) -> None:
     """Raises if an answer is not an event stream."""
     if answer.status in (204, 205):
         raise FeedMisconfigured(

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.reading import StreamOptions
-from feedq.connectors.wire.connection import READ_BYTES, Connection, open_connection
+from feedq.connectors.wire.connection import READ_BYTES, SourceConnection, open_connection
 from feedq.connectors.wire.remote import RemoteOptions, Scheme, check_template
 from feedq.core.model import JSON
 from feedq.core.values import StrictModel
@@ -181,14 +181,14 @@ class TcpConnector:
             connection.close()
         raise self._closed(discarded=framer.pending, heard=stream.was_heard)
 
-    async def _greet(self, connection: Connection, cursor: JSON) -> None:
+    async def _greet(self, connection: SourceConnection, cursor: JSON) -> None:
         context = self._context
         for hello in self._options.hello:
             connection.send(fill_in(hello.send, feed=context.feed, cursor=cursor, secrets=context.secrets))
             if hello.expect:
                 await self._expect(connection, unescape(hello.expect))
 
-    async def _expect(self, connection: Connection, wanted: bytes) -> None:
+    async def _expect(self, connection: SourceConnection, wanted: bytes) -> None:
         """Take what arrives, up to and including what is wanted."""
         heard = bytearray()
         timeout_s = self._options.connect_timeout_s

@@ -1,9 +1,9 @@
 """One WebSocket connection of a feed: opened within a time limit, kept alive, and explained when it ends.
 
-It reads from a `feedq.connectors.wire.connection.Connection`, whose bounds and guard hold here too: at most its
-``buffer_bytes`` wait, and beyond them the source's own sends block. The source's pings are answered as they come;
-while nobody takes the messages, because of a rate limit or a sink that is away, every `ANSWER_S`, as far as they
-could still be received: a source must not give up a feed that only waits.
+It reads from a `SourceConnection` of `feedq.connectors.wire.connection`, whose bounds and guard hold here too: at
+most its ``buffer_bytes`` wait, and beyond them the source's own sends block. The source's pings are answered as
+they come; while nobody takes the messages, because of a rate limit or a sink that is away, every `ANSWER_S`, as
+far as they could still be received: a source must not give up a feed that only waits.
 
 Three things end a connection from our side: a ping that nothing at all follows, no message for the idle timeout
 (pings and pongs are libraries talking, not the source), and a message over the limit.
@@ -31,7 +31,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from feedq.connectors.base import Context
-from feedq.connectors.wire.connection import Connection, open_connection
+from feedq.connectors.wire.connection import SourceConnection, open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import retry_after_s, status_name
 from feedq.core.model import JSON
@@ -67,7 +67,7 @@ class Websocket:
         self,
         options: WebsocketOptions,
         context: Context,
-        connection: Connection,
+        connection: SourceConnection,
         protocol: ClientProtocol,
     ) -> None:
         self._options = options
@@ -300,7 +300,7 @@ def _protocol(options: WebsocketOptions, target: str) -> ClientProtocol:
 
 async def _shake_hands(
     protocol: ClientProtocol,
-    connection: Connection,
+    connection: SourceConnection,
     headers: Mapping[str, str],
     *,
     where: object,

@@ -659,7 +659,7 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress(Keyed):
+class ProgressReport(Keyed):
     """The progress of a running feed; counters are since the last report, and are added up by the database."""
 
     records: int
@@ -692,7 +692,7 @@ class Progress(Keyed):
     bytes_per_s: float = 0.0
     dead_per_s: float = 0.0
 
-    def after(self, unheard: Progress) -> Progress:
+    def after(self, unheard: ProgressReport) -> ProgressReport:
         """This report together with an earlier one of the same lease that was not taken in."""
         return replace(
             self,

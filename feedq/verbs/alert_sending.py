@@ -23,7 +23,7 @@ ORPHAN_S: Final = 5
 INSTALL: Final = "pip install 'feedq[alerts]'"
 
 
-class Outcome(IntEnum):
+class ExitStatus(IntEnum):
     """Exit statuses of the process."""
 
     TAKEN = 0
@@ -47,9 +47,9 @@ def send(url: str, title: str, body: str, *, good: bool, shown: str) -> None:
         raise FeedqError(
             f"alert target {shown}: no process can be started to send to it ({error})"
         ) from error
-    if ran.returncode == Outcome.UNREADABLE_ADDRESS:
+    if ran.returncode == ExitStatus.UNREADABLE_ADDRESS:
         raise InvalidInput(f"alert target {shown}: apprise cannot read this address")
-    if ran.returncode != Outcome.TAKEN:
+    if ran.returncode != ExitStatus.TAKEN:
         raise FeedqError(f"alert target {shown} did not accept the message")
 
 
@@ -62,10 +62,10 @@ def main() -> int:
 
     sender: Any = Apprise()
     if not sender.add(message["url"]):
-        return Outcome.UNREADABLE_ADDRESS
+        return ExitStatus.UNREADABLE_ADDRESS
     kind = NotifyType.SUCCESS if message["good"] else NotifyType.WARNING
     taken = sender.notify(body=message["body"], title=message["title"], notify_type=kind)
-    return Outcome.TAKEN if taken else Outcome.NOT_TAKEN
+    return ExitStatus.TAKEN if taken else ExitStatus.NOT_TAKEN
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ DECLARATIONS_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ParsedFeed:
     """A feed's options, and where it lands."""
 
     options: ConnectorOptions
@@ -38,16 +38,16 @@ class Declared:
     target: Target
 
 
-def declared(spec: FeedSpec) -> Declared:
+def declared(spec: FeedSpec) -> ParsedFeed:
     """Raises `InvalidInput`."""
     return _parse(spec.connector, msgspec.json.encode(spec.source), msgspec.json.encode(spec.sink))
 
 
 @lru_cache(DECLARATIONS_MAX)
-def _parse(connector: str, source: bytes, sink: bytes) -> Declared:
+def _parse(connector: str, source: bytes, sink: bytes) -> ParsedFeed:
     options = parse_options(connector, msgspec.json.decode(source))
     sink_options = parse_sink(msgspec.json.decode(sink))
-    return Declared(options, sink_options.name, target_of(sink_options, options))
+    return ParsedFeed(options, sink_options.name, target_of(sink_options, options))
 
 
 @dataclass(frozen=True, slots=True)

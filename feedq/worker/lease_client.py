@@ -23,7 +23,7 @@ from uuid import UUID
 from feedq.control.store.postgresql import PostgresStore
 from feedq.control.store.worker_session import Listener, NotifyReason
 from feedq.core.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
-from feedq.core.model import Claim, FeedKey, Progress, Release, Worker
+from feedq.core.model import Claim, FeedKey, ProgressReport, Release, Worker
 from feedq.core.worker import RETRY_FIRST_S, RETRY_MAX_S
 from feedq.errors import FeedqError, Unavailable
 from feedq.telemetry.logs import LogEvent, database_event, log
@@ -53,7 +53,7 @@ class _Group:
 
     claims: dict[UUID, list[FeedKey]] = field(default_factory=dict)
     releases: dict[UUID, list[Release]] = field(default_factory=dict)
-    reports: dict[UUID, list[dict[FeedKey, Progress]]] = field(default_factory=dict)
+    reports: dict[UUID, list[dict[FeedKey, ProgressReport]]] = field(default_factory=dict)
     """The reports in batches that name no feed twice: one statement would count only one of the two."""
     calls: list[StoreCall] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class LeaseClient:
         self._asked = Lock()
         self._group = _Group()
         """What was asked since the thread last looked."""
-        self._unheard: dict[FeedKey, tuple[UUID, Progress]] = {}
+        self._unheard: dict[FeedKey, tuple[UUID, ProgressReport]] = {}
         """What is still to be reported of leases that somebody has locked."""
         self._busy_at = float("-inf")
         """When such a lease was last met."""
@@ -127,7 +127,7 @@ class LeaseClient:
             self._group.calls.append(call)
         self._wake()
 
-    def report(self, worker_id: UUID, progress: list[Progress]) -> None:
+    def report(self, worker_id: UUID, progress: list[ProgressReport]) -> None:
         """Tell how feeds fare; before any release that is asked for afterwards."""
         with self._asked:
             batches = self._group.reports.setdefault(worker_id, [{}])
@@ -204,7 +204,7 @@ class LeaseClient:
             group, self._group = self._group, _Group()
             return None if group.is_empty and self._closing.is_set() else group
 
-    def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
+    def _report(self, worker_id: UUID, progress: list[ProgressReport]) -> None:
         answer = self._store.leases.report(worker_id, progress)
         busy = set(answer.busy)
         known = busy.union(answer.held)
@@ -214,7 +214,7 @@ class LeaseClient:
         if lost := [p.key for p in progress if p.key not in known]:
             self._on_lost(lost)
 
-    def _with_unheard(self, progress: Progress) -> Progress:
+    def _with_unheard(self, progress: ProgressReport) -> ProgressReport:
         _, unheard = self._unheard.pop(progress.key, (None, None))
         return progress if unheard is None else progress.after(unheard)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from feedq.core.backoff import NextTry, attempts_after, next_recheck_s, next_try
 from feedq.core.lease import running_status, smoothed
 from feedq.core.limits import NEWS_GATHERED_S
-from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, Progress, Rewind, Status
+from feedq.core.model import Claim, FeedKey, Lease, LeaseState, Load, ProgressReport, Rewind, Status
 from feedq.core.notices import NOTICE_CHARS_MAX, NOTICES_MAX
 from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 from feedq.secrets import Masker
@@ -48,7 +48,7 @@ PROBE_S = 0.5
 
 logger = log(__name__)
 
-Send = Callable[[list[Progress]], None]
+Send = Callable[[list[ProgressReport]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +167,7 @@ class FeedProgress:
         notices, self._notices = self._notices, {}
         return notices or None
 
-    def report(self) -> Progress:
+    def report(self) -> ProgressReport:
         """Return what happened since the last call."""
         counts = records, size, dead = self.landed, self.bytes_landed, self.dead
         self.landed = self.bytes_landed = self.dead = 0
@@ -182,7 +182,7 @@ class FeedProgress:
         if self.last_record_at is not None:
             ago_s = max(0.0, (self._worker.clock.now() - self.last_record_at).total_seconds())
         event_time = self.event_time or EventTime()
-        return Progress(
+        return ProgressReport(
             feed_id=self.key[0],
             epoch=self.key[1],
             records=records,
@@ -380,7 +380,7 @@ class LoadMeter:
         self._lag_s = max(0.0, self._loop.time() - self._due_at)
         self.start()
 
-    def count(self, progress: Iterable[Progress]) -> None:
+    def count(self, progress: Iterable[ProgressReport]) -> None:
         """Add what has landed since the last call."""
         rows, size = self._landed
         for one in progress:

@@ -62,7 +62,7 @@ from feedq.telemetry.logs import LogEvent, log
 from feedq.telemetry.metrics import FENCED, RECONNECTS, SINK_REWINDS
 from feedq.telemetry.traces import FeedTrace
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.declared import BackfillEnd, Declared, declared
+from feedq.worker.declared import BackfillEnd, ParsedFeed, declared
 from feedq.worker.first_records import FirstRecords
 from feedq.worker.pacing import ConnectLimiter, FeedThrottle, Pacing
 from feedq.worker.progress_reporter import FeedProgress
@@ -218,7 +218,7 @@ class FeedRunner:
             if self._batch_queue is not None:
                 self._batch_queue.abandon()
 
-    def _read_declaration(self) -> Declared:
+    def _read_declaration(self) -> ParsedFeed:
         """Raises `InvalidInput`."""
         feed, self._unread = self._unread, None
         assert feed is not None
@@ -234,7 +234,7 @@ class FeedRunner:
             self.progress.event_times = event_time_reader(lag["at"], what.target)
         return what
 
-    async def _attempt(self, what: Declared, pace: FeedThrottle) -> Release | None:
+    async def _attempt(self, what: ParsedFeed, pace: FeedThrottle) -> Release | None:
         """Make one connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if what.options.secrets and self.progress.masker is None:
@@ -271,14 +271,14 @@ class FeedRunner:
             self._disconnected()
         return None
 
-    async def _resolve_secrets(self, what: Declared) -> None:
+    async def _resolve_secrets(self, what: ParsedFeed) -> None:
         secrets = what.options.secrets
         resolve = partial(resolve_secrets, secrets, tenant=self._tenant, permissions=self._worker.permissions)
         self._secrets = await FILES.read(secret_files(secrets), resolve)
         self.progress.masker = await asyncio.to_thread(Masker, self._secrets.values())
 
     def _open_stream(
-        self, what: Declared, batch_queue: BatchQueue, pace: FeedThrottle
+        self, what: ParsedFeed, batch_queue: BatchQueue, pace: FeedThrottle
     ) -> AsyncGenerator[Batch, None]:
         context, cursor = self._context(batch_queue, pace), self._begins_after(batch_queue)
         stream = open_stream(self._kind, what.options, context=context, cursor=cursor)
@@ -312,7 +312,7 @@ class FeedRunner:
             self._stop_timer()
         raise SourceUnavailable("the source ended the stream")
 
-    async def _open_batch_queue(self, what: Declared, failed: BatchQueue | None) -> BatchQueue:
+    async def _open_batch_queue(self, what: ParsedFeed, failed: BatchQueue | None) -> BatchQueue:
         """Fence, and begin where the sink says; what waits in a queue that has ``failed`` is asked for again."""
         if failed is not None:
             failed.abandon()

@@ -36,7 +36,7 @@ from feedq.core.model import (
     FeedKey,
     Heartbeat,
     Load,
-    Progress,
+    ProgressReport,
     Reason,
     Release,
     Status,
@@ -465,7 +465,7 @@ class Supervisor:
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.name, reason=release.reason.value)
         self._feed_ended(runner.key, release, why)
 
-    def _report(self, progress: list[Progress]) -> None:
+    def _report(self, progress: list[ProgressReport]) -> None:
         self._load_meter.count(progress)
         self.lease_client.report(self._worker_id(), progress)
 

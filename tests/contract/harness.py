@@ -30,7 +30,7 @@ from feedq.core.model import (
     Lease,
     LeaseState,
     NewWorker,
-    Progress,
+    ProgressReport,
     TargetState,
     Worker,
 )
@@ -56,7 +56,9 @@ def spec(name: str = "acme/orders", **changes: object) -> FeedSpec:
     return FeedSpec.of(keys | changes)
 
 
-def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **changes: object) -> Progress:
+def progress(
+    key: FeedKey, *, cursor: JSON = None, error: str | None = None, **changes: object
+) -> ProgressReport:
     values: dict[str, Any] = {
         "records": 10,
         "bytes": 100,
@@ -66,7 +68,7 @@ def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **c
         "stalled": False,
         "attempts": 0,
     }
-    return Progress(*key, cursor=cursor, error=error, **{**values, **changes})
+    return ProgressReport(*key, cursor=cursor, error=error, **{**values, **changes})
 
 
 EMPTY = """

@@ -30,7 +30,7 @@ from feedq.core.model import (
     Heartbeat,
     Load,
     NewWorker,
-    Progress,
+    ProgressReport,
     Reason,
     Release,
     Worker,
@@ -542,7 +542,7 @@ class FakeWorker:
             cursor = stream.cursor
             ago_s = 0.0 if stream.unreported else None
             progress.append(
-                Progress(*stream.key, stream.unreported, 0, 0, ago_s, cursor, connected, False, 0, None)
+                ProgressReport(*stream.key, stream.unreported, 0, 0, ago_s, cursor, connected, False, 0, None)
             )
         with suppress(Unavailable):
             self._reach()

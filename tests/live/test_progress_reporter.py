@@ -9,7 +9,7 @@ from math import exp
 import pytest
 
 from feedq.core.limits import NEWS_GATHERED_S
-from feedq.core.model import Claim, Feed, FeedSpec, Progress
+from feedq.core.model import Claim, Feed, FeedSpec, ProgressReport
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, WorkerServices
 from tests.fakes.clock import ManualClock
@@ -28,9 +28,9 @@ def services_of(reporter: ProgressReporter) -> WorkerServices:
     return worker_services(PathPool(DataPath()), on_progress=reporter.note, on_status=reporter.tell)
 
 
-def reporting() -> tuple[ProgressReporter, list[list[Progress]]]:
+def reporting() -> tuple[ProgressReporter, list[list[ProgressReport]]]:
     """A reporter on the running loop, and all its reports."""
-    sent: list[list[Progress]] = []
+    sent: list[list[ProgressReport]] = []
     loop = asyncio.get_running_loop()
     return ProgressReporter(loop, sent.append), sent
 

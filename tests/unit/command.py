@@ -25,7 +25,7 @@ from feedq.core.model import (
     FeedView,
     Load,
     NewWorker,
-    Progress,
+    ProgressReport,
     Reason,
     Release,
     TargetState,
@@ -162,7 +162,7 @@ class Command:
             "attempts": 0,
             "error": None,
         }
-        self.store.leases.report(worker_id, [Progress(feed_id, epoch, **(fields | changes))])
+        self.store.leases.report(worker_id, [ProgressReport(feed_id, epoch, **(fields | changes))])
 
     def release(self, name: str, reason: Reason, *, error: str | None = None) -> None:
         lease = self.view(name).lease

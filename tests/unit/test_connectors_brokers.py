@@ -26,7 +26,7 @@ from feedq.connectors.nats_consumer import (
     choose_start,
 )
 from feedq.connectors.resp import DEPTH_MAX, BrokenAnswer, RedisLink
-from feedq.connectors.wire.connection import Connection
+from feedq.connectors.wire.connection import SourceConnection
 from feedq.errors import InvalidInput, SourceUnavailable
 from feedq.worker.batch_queue import InflightBudget
 
@@ -352,7 +352,7 @@ class Said:
 
 
 def link(*said: bytes) -> RedisLink:
-    return RedisLink(cast("Connection", Said(*said)), where="host")
+    return RedisLink(cast("SourceConnection", Said(*said)), where="host")
 
 
 async def test_answers_are_read_however_they_are_cut() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from feedq.connectors.base import Sockets
 from feedq.connectors.tcp import TcpOptions
 from feedq.connectors.websocket_connection import Pulse
-from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
+from feedq.connectors.wire.connection import READ_BYTES_MIN, SourceConnection
 from feedq.connectors.wire.dialing import Dialed, explain, reason
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.records.turns import PIECE_BYTES
@@ -101,7 +101,7 @@ class Bench:
         self.room = Room()
         ours, self._theirs = socket.socketpair()
         with ours:
-            self.connection = Connection(
+            self.connection = SourceConnection(
                 OPTIONS,
                 Dialed(ours, self.guard),
                 self.room,

@@ -19,7 +19,7 @@ from feedq.core.model import (
     LeaseState,
     Load,
     NewWorker,
-    Progress,
+    ProgressReport,
     Reason,
     Release,
     Selector,
@@ -176,7 +176,7 @@ def test_a_newcomer_is_sent_no_more_than_it_connects_soon_and_the_rest_when_thes
     assert ({a.worker_id for a in sent}, report.moves) == ({new.id}, 0), "and they are not connected yet"
     store.leases.claim(new.id, [a.key for a in sent])
     store.control.wakes = 0
-    connected = [Progress(*a.key, 0, 0, 0, None, None, True, False, 0, None) for a in sent]
+    connected = [ProgressReport(*a.key, 0, 0, 0, None, None, True, False, 0, None) for a in sent]
     store.leases.report(new.id, connected)
     assert store.control.wakes
     assert run(store, settings)[0].moves == 15

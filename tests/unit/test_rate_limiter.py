@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.core.limits import BURST_S, MOVES_AT_LEAST, TokenBucket, moves_together
-from feedq.core.model import Progress
+from feedq.core.model import ProgressReport
 from feedq.worker.progress_reporter import LoadMeter
 
 RATES = st.floats(min_value=1e-3, max_value=1e12)
@@ -104,8 +104,10 @@ def test_a_worker_is_sent_what_it_connects_in_half_a_second(
     assert moves_together(connects_per_s, hosts, workers) == together
 
 
-def landed(records: int, size: int) -> Progress:
-    return Progress(1, 1, records, size, 0, None, None, connected=True, stalled=False, attempts=0, error=None)
+def landed(records: int, size: int) -> ProgressReport:
+    return ProgressReport(
+        1, 1, records, size, 0, None, None, connected=True, stalled=False, attempts=0, error=None
+    )
 
 
 def test_what_was_reported_of_feeds_is_in_the_load() -> None:

@@ -47,7 +47,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-class Connection(asyncio.BufferedProtocol):
+class SourceConnection(asyncio.BufferedProtocol):
     """An open connection. Made only by `open_connection`."""
 
     def __init__(
@@ -267,12 +267,12 @@ async def open_connection(
     to: Location | None = None,
     is_home: bool = True,
     tls_later: bool = False,
-) -> Connection:
+) -> SourceConnection:
     """Connect to the URL, and for TLS shake hands, within ``connect_timeout_s``.
 
     ``idle_timeout_s`` of 0 is never; ``buffer_bytes`` stands in for the option. ``to`` is another place, such as
     where a redirect leads: unless it ``is_home``, it is not shown our certificate, nor asked for ``server_name``.
-    With ``tls_later`` the caller says when TLS begins, by `Connection.start_tls`.
+    With ``tls_later`` the caller says when TLS begins, by `SourceConnection.start_tls`.
 
     Raises:
         SourceUnavailable: no connection; says why.
@@ -283,7 +283,7 @@ async def open_connection(
         has_tls = endpoint.tls and not tls_later
         tls = await _tls_arguments(options, endpoint, is_home=is_home) if has_tls else {}
         dialed = await dial_until(give_up_at, endpoint.host, endpoint.port, where=endpoint, context=context)
-        connection = Connection(
+        connection = SourceConnection(
             options,
             dialed,
             context.room,

@@ -26,7 +26,7 @@ from feedq.core.model import (
     JSON,
     Claim,
     FeedKey,
-    Progress,
+    ProgressReport,
     Reason,
     Release,
     Reported,
@@ -40,7 +40,8 @@ BIGINT_MAX = 2**63 - 1
 _SAID = ("error", "dead_letter_error", "sink_error", "event_fault")
 """Fields that hold what a source or a sink said."""
 _TOLD = {
-    kind: tuple(field.name for field in fields(kind) if field.name != "blame") for kind in (Release, Progress)
+    kind: tuple(field.name for field in fields(kind) if field.name != "blame")
+    for kind in (Release, ProgressReport)
 }
 """The fields that the protocol is told; kept, for a worker reports thousands of feeds at a time."""
 
@@ -74,7 +75,7 @@ class Leases(Aggregate):
         return keys
 
     @in_statement
-    def report(self, c: Connection, worker_id: UUID, progress: Sequence[Progress]) -> Reported:
+    def report(self, c: Connection, worker_id: UUID, progress: Sequence[ProgressReport]) -> Reported:
         """Add up progress. What is not among what it answers has been lost, and must be stopped."""
         given = document(
             {
@@ -129,7 +130,7 @@ def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
     return [(row.feed_id, row.epoch) for row in c.execute(sql, parameters)]
 
 
-def _said(given: Release | Progress) -> dict[str, Any]:
+def _said(given: Release | ProgressReport) -> dict[str, Any]:
     """The fields, with what others have said made fit to be stored."""
     row = {name: getattr(given, name) for name in _TOLD[type(given)]}
     said = {name: storable(row[name]) for name in _SAID if row.get(name) is not None}
