@@ -60,6 +60,8 @@ class SinkFile:
         """Feeds whose checkpoint a frozen predecessor holds."""
         self.locked_tables: set[str] = set()
         """Landing tables that an operator holds: feeds that land there are postponed."""
+        self.postponed = 0
+        """How often one of these was met."""
         self.commits = 0
         directory = tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)
         finalize(self, rmtree, directory, ignore_errors=True)
@@ -212,6 +214,7 @@ class FaultyPlan(InsertPlan):
 
     def land(self, writes: Sequence[FeedWrite], set_aside: SetAside) -> None:
         if self.target.table in self.session.file.locked_tables:
+            self.session.file.postponed += 1
             raise is_locked()
         super().land(writes, set_aside)
 

@@ -74,7 +74,7 @@ def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float) -> None:
                 leaving.start()
                 await leaving.landed_at_least(1)
                 path.file.locked_tables.add("landed")
-                await until(lambda: path.budget.bytes > 100, "records wait for their commit")
+                await until(lambda: path.file.postponed, "records wait for their commit")
                 leaving.runner.interrupt(Interrupt.STOP, reason=Reason.RELEASED)
                 if timeout_s:
                     with pytest.raises(TimeoutError):
