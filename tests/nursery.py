@@ -274,6 +274,8 @@ def _become(order: Mapping[str, Any]) -> None:
         os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A shell that runs the tests in the background has everything below it ignore this one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for target, name in ((1, order["output"]), (2, order["errors"])):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
